@@ -111,7 +111,7 @@ def listed(broker: int) -> int:
 async def fill_statuses(access: Access, count: int) -> None:
     """Write of every resource what a broker would that no agent has registered with."""
     board, api = Board(), HttpApi(access)
-    statuses = PortReconciler(board, lambda name, urgent: writer.offer(name, urgent=urgent))
+    statuses = PortReconciler(board.reader, lambda name, urgent: writer.offer(name, urgent=urgent))
     writer = StatusWriter(api, statuses, leads=lambda: True, settle_s=0.0)
 
     def observe(kind: AnyKind, body: Body, listed: bool) -> None:

@@ -47,7 +47,7 @@ def milliseconds(work: Callable[[], Any]) -> float:
 
 def explained(board: Board, asked: Import) -> Any:
     """Do what the broker does for one import: look at the board, rank, explain, lint."""
-    known = take_snapshot(board)
+    known = take_snapshot(board.reader)
     ranking = explain_port(known, asked, limit=LIMIT)
     lint_import(asked, collect_offered(known), matched=bool(ranking.matched))
     return ranking.pairs
@@ -86,7 +86,7 @@ def run(settings: Settings) -> Figures:
     board = filled(rng, EXPORTS // share, IMPORTS // share)
     for number in range(3):
         asked = import_(rng, number)
-        if explained(board, asked) != plainly(take_snapshot(board), asked):
+        if explained(board, asked) != plainly(take_snapshot(board.reader), asked):
             raise AssertionError(f"counted and explained distances differ: {asked.subscription}")
     for round_ in range(settings.rounds + 1):
         samples = _round(board, rng)
@@ -96,7 +96,7 @@ def run(settings: Settings) -> Figures:
                 figures.add(name, value, "ms")
     figures.ratio("explain, p50 / every pair in full", "explain, p50", "every pair in full, p50")
     figures.note(
-        f"{EXPORTS // share:,} exports, {IMPORTS // share:,} imports, {board.route_count:,} "
+        f"{EXPORTS // share:,} exports, {IMPORTS // share:,} imports, {board.reader.route_count:,} "
         f"routes; {ASKED} new subscriptions per round, {LIMIT} pairs explained in full."
     )
     return figures
@@ -104,7 +104,7 @@ def run(settings: Settings) -> Figures:
 
 def _round(board: Board, rng: random.Random) -> dict[str, float]:
     asked = [import_(rng, number) for number in range(ASKED)]
-    known = take_snapshot(board)
+    known = take_snapshot(board.reader)
     times = [milliseconds(partial(explained, board, one)) for one in asked]
     plain = [milliseconds(partial(plainly, known, one)) for one in asked[:2]]
     one, many = proposal(rng, 1), proposal(rng, 200)
@@ -112,7 +112,7 @@ def _round(board: Board, rng: random.Random) -> dict[str, float]:
         "explain, p50": quantile(times, 0.5),
         "explain, max": max(times),
         "every pair in full, p50": quantile(plain, 0.5),
-        "what-if of 1 change": milliseconds(partial(forecast, board, one)),
-        "what-if of 200 changes": milliseconds(partial(forecast, board, many)),
-        "lint everything": milliseconds(lambda: lint(collect_lint_input(board, known))),
+        "what-if of 1 change": milliseconds(partial(forecast, board.reader, one)),
+        "what-if of 200 changes": milliseconds(partial(forecast, board.reader, many)),
+        "lint everything": milliseconds(lambda: lint(collect_lint_input(board.reader, known))),
     }

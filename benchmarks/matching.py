@@ -218,7 +218,7 @@ def fan_out(figures: Figures, importers: int) -> None:
         store = Store(Path(folder) / "broker.sqlite")
         store._db.execute("PRAGMA synchronous = OFF")
         runtime = Runtime(store, HintSender())
-        runtime.start()
+        runtime.feed.start()
         _at_once(runtime.put(_named("Export", "feed", {"properties": {"kind": "hot"}})))
         took: list[float] = []
         for number in range(importers):
@@ -293,7 +293,7 @@ def _whole(count: int) -> dict[str, float]:
 def started(path: Path) -> Runtime:
     """Return what a broker holds of a file."""
     runtime = Runtime(Store(path), HintSender())
-    runtime.start()
+    runtime.feed.start()
     return runtime
 
 

@@ -74,7 +74,7 @@ class Broker:
             _log.warning("%s", self._store.loss_warning)
         self._sender = HintSender()
         self.runtime = Runtime(self._store, self._sender)
-        self.runtime.start()
+        self.runtime.feed.start()
         local = is_loopback(self._host) and not self._insecure
         app = create_app(self.runtime, tokens, self._limits, local=local)
         tls = None if certificate is None else certificate.context
@@ -119,7 +119,7 @@ class Broker:
         """Finish running requests, then close everything."""
         if self._certificate_task is not None:
             self._certificate_task.cancel()
-        self.runtime.close()
+        self.runtime.publisher.close()
         await self._runner.cleanup()
         self._close()
 

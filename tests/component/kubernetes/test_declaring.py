@@ -170,7 +170,7 @@ async def test_an_agent_is_told_in_the_status_of_its_resources_and_known_to_all_
     }
     assert int(others.live("Export", "feed")["metadata"]["resourceVersion"]) == version
     second.look()
-    assert second.board.registration(pe) == found
+    assert second.board.reader.registration(pe) == found
     assert second.store.owner(pe) == "spark"
     assert await second.store.register(pe, found, "spark") == version
     assert second.api_calls.sent == []

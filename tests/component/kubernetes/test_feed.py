@@ -141,9 +141,13 @@ def test_a_status_moves_the_point_alone(objects: ClusterObjects, feeder: FeederN
         followed.await_synced()
         await_kopf(followed)
         told = len(followed.events)
-        before = followed.call(lambda: followed.board.point)
+        before = followed.call(lambda: followed.board.reader.point)
         objects.touch("Export", "first", 7)
-        until(lambda: followed.call(lambda: followed.board.point) > before, 20.0, "the point moves")
+        until(
+            lambda: followed.call(lambda: followed.board.reader.point) > before,
+            20.0,
+            "the point moves",
+        )
 
         assert {type(event) for event in followed.events[told:]} <= {FeedAdvanced}
 
@@ -159,13 +163,13 @@ def test_what_cannot_be_read_is_reported_and_the_generation_before_it_runs_on(
         uid = objects.write("Export", "first", 2)
 
         def status() -> Status:
-            found = followed.call(lambda: followed.board.status("Export", uid))
+            found = followed.call(lambda: followed.board.reader.status("Export", uid))
             assert found is not None
             return found
 
         until(lambda: not status().accepted, 20.0, "it is refused")
         assert (status().reason, status().running_generation) == ("PropertyInvalid", 1)
-        assert followed.call(followed.board.routes) != []
+        assert followed.call(followed.board.reader.routes) != []
 
         objects.write("Export", "first", 0)
         until(lambda: status().accepted, 20.0, "it is accepted again")
@@ -423,13 +427,13 @@ def test_after_a_restore_of_etcd_the_list_decides_and_what_persists_is_kept(
             pair(own, f"made-later-{number}")
         own.touch("Export", "stays", 1)
         followed.await_scan(own.api, ["default"])
-        before = followed.call(lambda: followed.board.point)
+        before = followed.call(lambda: followed.board.reader.point)
         own.api.stop()
         own.api.etcd.restore(tmp_path / "copy")
         own.api.start()
         followed.await_scan(own.api, ["default"], 90.0)
 
-        assert followed.call(lambda: followed.board.point) < before
+        assert followed.call(lambda: followed.board.reader.point) < before
         lost = [event for event in followed.events if isinstance(event, FeedLost)]
         assert {event.reason for event in lost} == {"Restored"}
         pair(own, "new")

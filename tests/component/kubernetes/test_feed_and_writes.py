@@ -33,7 +33,7 @@ class Fed:
         self._news = asyncio.Event()
 
     def deliver(self, event: BoardEvent) -> None:
-        self.runtime.deliver(event)
+        self.runtime.feed.deliver(event)
         self._news.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -64,12 +64,12 @@ async def fed(api: ApiServer, namespace: str, others: Others) -> AsyncIterator[F
     board, sender = Board(), HintSender()
     replica = Replica(api, namespace, board=board)
     runtime = Runtime(replica.store, sender, board)
-    runtime.start()
+    runtime.feed.start()
     access = Access(server=api.url, token=api.tokens["admin"], ca_file=str(api.ca))
     found = Fed(replica, runtime)
     client = ApiClient(access)
     feeding = asyncio.ensure_future(ReflectorFeeder(client, [namespace]).run(found.deliver))
-    await found.until(lambda: board.synced)
+    await found.until(lambda: board.reader.synced)
     yield found
     for session in (client._connection._session, replica._calls._connection._session):
         if session is not None and session.connector is not None:
@@ -78,7 +78,7 @@ async def fed(api: ApiServer, namespace: str, others: Others) -> AsyncIterator[F
     feeding.cancel()
     with suppress(asyncio.CancelledError):
         await feeding
-    runtime.close()
+    runtime.publisher.close()
     sender.close()
     await replica.close()
     for _ in range(10):  # connections need these turns to close

@@ -115,7 +115,7 @@ async def change(followed: Followed, namespace: str, change: Change) -> str | No
     """Make a change as by REST; return the uid of what was made by it."""
     action, kind, name, variant = change
     key = PortKey(namespace=namespace, job=name, pe=0, port="p")
-    if not followed.board.synced:
+    if not followed.board.reader.synced:
         return None
     if action == "register":
         agent = registration(f"grpc+tcp://127.0.0.1:{4711 + variant}", hint=None)

@@ -38,7 +38,7 @@ class Served:
         return await self.rest(method, where, body, **headers)
 
     def look(self) -> None:
-        self.replica.look(self.runtime.deliver)
+        self.replica.look(self.runtime.feed.deliver)
 
 
 @asynccontextmanager
@@ -46,7 +46,7 @@ async def served(api: ApiServer, namespace: str) -> AsyncIterator[Served]:
     board, sender = Board(), HintSender()
     replica = Replica(api, namespace, board=board)
     runtime = Runtime(replica.store, sender, board)
-    runtime.start()
+    runtime.feed.start()
     runner = web.AppRunner(create_app(runtime), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -55,7 +55,7 @@ async def served(api: ApiServer, namespace: str) -> AsyncIterator[Served]:
         async with aiohttp.ClientSession() as session:
             yield Served(replica, runtime, Rest(url, session))
     finally:
-        runtime.close()
+        runtime.publisher.close()
         await runner.cleanup()
         sender.close()
         await replica.close()
@@ -234,7 +234,7 @@ async def test_an_event_of_the_feed_is_told_as_what_it_is(broker: Served, others
     resource = read_manifest(changed)
     version = int(changed["metadata"]["resourceVersion"])
     for _ in range(2):
-        broker.runtime.deliver(ImportApplied(import_=resource, version=version))  # type: ignore[arg-type]
+        broker.runtime.feed.deliver(ImportApplied(import_=resource, version=version))  # type: ignore[arg-type]
     told = broker.runtime.change_log.events_after(count, 20) or []
     assert [change.name for change in told].count("import") == 1
     assert document["metadata"]["uid"] == resource.uid

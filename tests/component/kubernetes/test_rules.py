@@ -68,7 +68,9 @@ def follow(rules: Rules, feeder: FeederName) -> Followed:
 
 def versions(followed: Followed, rules: Rules) -> dict[str, Any]:
     """Return the version of each rule on the board, None before there was a list."""
-    found = followed.call(lambda: followed.board.rules.rules_of_job((rules.namespace, "alerts")))
+    found = followed.call(
+        lambda: followed.board.reader.rules.rules_of_job((rules.namespace, "alerts"))
+    )
     return {one.key.id: one.document.get("version") for one in found}
 
 
@@ -141,10 +143,12 @@ def test_without_the_definition_of_rules_ports_are_followed_and_views_say_nothin
     with followed.running():
         followed.await_synced()
         assert (
-            followed.call(lambda: followed.board.rules.view_rules((rules.namespace, "alerts")))
+            followed.call(
+                lambda: followed.board.reader.rules.view_rules((rules.namespace, "alerts"))
+            )
             is None
         )
-        assert followed.call(lambda: followed.board.synced)
+        assert followed.call(lambda: followed.board.reader.synced)
 
 
 # ---- a whole broker ------------------------------------------------------------------------------
@@ -285,6 +289,8 @@ def test_the_key_of_a_rule_is_its_name_unless_it_says_another(rules: Rules) -> N
         rules.apply("cheap", id="Cheap_one")
         key = RuleKey(rules.namespace, "alerts", "Cheap_one")
         until(
-            lambda: followed.call(lambda: followed.board.rules.holder_at(key)), 20.0, "it is there"
+            lambda: followed.call(lambda: followed.board.reader.rules.holder_at(key)),
+            20.0,
+            "it is there",
         )
         assert set(versions(followed, rules)) == {"dear", "Cheap_one"}

@@ -43,7 +43,7 @@ async def test_a_change_by_kubectl_is_told_and_then_there_is_rest(
 ) -> None:
     async with fed_broker_at(api, namespace, feeder) as broker:
         await create(broker.api, namespace, [FEED, ALERTS])
-        assert await true(lambda: broker.board.route_count == 1)
+        assert await true(lambda: broker.board.reader.route_count == 1)
         broker.register("feed", "alerts")
         broker.poll("feed", "alerts")
         await told(broker, "Import", "alerts-trades", "Ready", "Ready")
@@ -64,7 +64,7 @@ async def test_a_change_by_kubectl_is_told_and_then_there_is_rest(
 async def test_another_leader_writes_nothing_that_is_right(api: ApiServer, namespace: str) -> None:
     async with fed_broker_at(api, namespace) as broker:
         await create(broker.api, namespace, [FEED, ALERTS])
-        assert await true(lambda: broker.board.route_count == 1)
+        assert await true(lambda: broker.board.reader.route_count == 1)
         broker.register("feed", "alerts")
         broker.poll("feed", "alerts")
         broker.say("feed", "trades")

@@ -187,10 +187,13 @@ def test_what_is_drawn_are_the_routes_of_the_board_in_their_order() -> None:
         for n, at in enumerate(dice.choices(places, k=12))
     ]
     board = board_of(*exports, *imports)
-    met = [(export, board.outcomes("Export", export.uid)) for export in board.iter_exports()]
+    met = [
+        (export, board.reader.outcomes("Export", export.uid))
+        for export in board.reader.iter_exports()
+    ]
 
-    assert len(board.routes()) > 20
-    assert list(build_routes(met, board.iter_imports())) == board.routes()
+    assert len(board.reader.routes()) > 20
+    assert list(build_routes(met, board.reader.iter_imports())) == board.reader.routes()
 
 
 @pytest.mark.parametrize("body", [{}, {"b": [], "a": [{"y": 1, "x": [2.0]}, None], "c": "é"}])

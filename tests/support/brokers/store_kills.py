@@ -271,7 +271,7 @@ async def _live(db: Path, number: int, fuse: Fuse, pipe: int, command: Command) 
     # A broker that is killed does not close the file; this one ends with it open.
     fuse.keep.append(store)
     runtime = Runtime(store, ear)
-    runtime.start()
+    runtime.feed.start()
     fuse.burning = ear.on = True
     done = command(store, runtime)
     if isinstance(done, Coroutine):
@@ -335,15 +335,15 @@ def _without_random(found: Dump) -> Dump:
 def _assert_goes_on(store: Store) -> None:
     reading, writing = os.pipe()
     runtime = Runtime(store, Ear(writing))
-    runtime.start()
+    runtime.feed.start()
     version = store.version
     held = [*store.resources("Export"), *store.resources("Import")]
     assert all(stored.version <= version for stored in held)
     assert runtime.board.point == (version, version)
     by_scan = Board(ScanMatcher())
-    Runtime(store, Ear(writing), by_scan).start()
-    assert runtime.board.routes() == by_scan.routes()
-    assert runtime.board.pes() == by_scan.pes()
+    Runtime(store, Ear(writing), by_scan).feed.start()
+    assert runtime.board.routes() == by_scan.reader.routes()
+    assert runtime.board.pes() == by_scan.reader.pes()
     assert store.put(export_of("next/p")).version == version + 1
     os.close(reading)
     os.close(writing)

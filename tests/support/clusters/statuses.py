@@ -34,7 +34,7 @@ class Broker:
         self.leads = True
         self.events = EventWriter(api, "broker-0")
         self.statuses = PortReconciler(
-            self.board,
+            self.board.reader,
             lambda name, urgent: self.writer.offer(name, urgent=urgent),
             on_written=self._tell,
         )
@@ -67,7 +67,7 @@ class Broker:
     def poll(self, *jobs: str) -> None:
         for job in jobs:
             where = PeKey(namespace=self.namespace, job=job, pe=0)
-            view = self.board.view(where)
+            view = self.board.reader.view(where)
             assert view is not None
             self.statuses.on_report(where, ViewReport(view.version))
 
@@ -111,7 +111,7 @@ async def fed_broker_at(
             make(ApiClient(access), [namespace], broker.observe).run(broker.deliver)
         )
         try:
-            assert await true(lambda: broker.board.synced)
+            assert await true(lambda: broker.board.reader.synced)
             yield broker
         finally:
             feeding.cancel()

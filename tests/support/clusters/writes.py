@@ -68,7 +68,7 @@ class Replica:
         self._calls = HttpApi(access)
         self.api_calls = Meddling(self._calls)
         self.board = Board() if board is None else board
-        self.store = KubernetesStore(Objects(self.api_calls), self.board, secret=b"s" * 32)
+        self.store = KubernetesStore(Objects(self.api_calls), self.board.reader, secret=b"s" * 32)
 
     async def close(self) -> None:
         self.store.close()

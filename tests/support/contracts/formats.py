@@ -169,7 +169,7 @@ def whole_view() -> view.View:
         import_of("feed/refused", filter="size > 1"),
     )
     board.handle(AgentRegistered(pe=pe("feed"), registration=registered()))
-    made = board.view(pe("feed"))
+    made = board.reader.view(pe("feed"))
     assert made is not None
     return view.with_capabilities(made, lambda key, route: f"{key}>{route.export}")
 

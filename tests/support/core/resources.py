@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from streambroker_core.board import Board, Synced
+from streambroker_core.board import Board, BoardReader, Synced
 from streambroker_core.model import Export, Import, PeKey, PortKey, Resource, kind_of
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.manifests.ports import read_spec
@@ -65,7 +65,7 @@ def board_of(*resources: Resource, version: int = 10) -> Board:
     return board
 
 
-def picture(board: Board) -> Any:
+def picture(board: BoardReader) -> Any:
     """Return all that can be asked of a board."""
     everything: list[Resource] = [*board.exports(), *board.imports()]
     return (

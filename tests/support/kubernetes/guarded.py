@@ -65,7 +65,7 @@ class Guarded(Api):
         self._store = Store(db)
         self._sender = HintSender()
         self.runtime = Runtime(self._store, self._sender, observer=self)
-        self.runtime.start()
+        self.runtime.feed.start()
         # No answer is kept: time leaps whenever it is asked for.
         leaping = itertools.count(0.0, 100.0).__next__
         reviews = ReviewClient(self) if remembers else ReviewClient(self, clock=leaping)
@@ -90,7 +90,7 @@ class Guarded(Api):
 
     def close(self) -> None:
         """End it."""
-        self.runtime.close()
+        self.runtime.publisher.close()
         self._sender.close()
         self._store.close()
 

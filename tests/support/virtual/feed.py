@@ -101,11 +101,11 @@ class Replica:
         self.gap.clear()
         self.heard.clear()
         for kind in KINDS:
-            half = (self.board.synced, self.board.pes(), self.announced)
+            half = (self.board.reader.synced, self.board.reader.pes(), self.announced)
             assert half == (False, [], {}), "a board that is half filled is not to be seen"
             self._list(Synced(kind=kind, listed=self.world.of(kind), version=self.world.counter))
         self._examine(guarded)
-        assert self.board.point == (self.world.counter, self.world.counter)
+        assert self.board.reader.point == (self.world.counter, self.world.counter)
 
     def deliver(self, place: int) -> None:
         """Let an event come that is on its way; it may be none that can come now."""
@@ -198,7 +198,7 @@ class Replica:
         """Bring everything that is on its way, and lists for what is not."""
         for kind in KINDS:
             self.bring_list(kind)
-            if self.missed[kind] or kind in self.gap or self.board.stale:
+            if self.missed[kind] or kind in self.gap or self.board.reader.stale:
                 self.ask_list(kind)
                 self.bring_list(kind)
         self.deliver_since(float("inf"))
@@ -213,7 +213,7 @@ class Replica:
 
     def complete(self) -> bool:
         """Say whether nothing is missing, on its way, or late."""
-        quiet = not self.coming and not self.listing and not self.board.stale
+        quiet = not self.coming and not self.listing and not self.board.reader.stale
         return quiet and not any(self.missed.values()) and not self.gap
 
     # ---- what has to hold ------------------------------------------------------
@@ -228,9 +228,9 @@ class Replica:
             assert actions == [], f"{event} is late or the same, and asked for {actions}"
             assert self.announced == before
         if isinstance(event, ExportApplied | ExportRemoved):
-            assert self.board.point[0] >= event.version
+            assert self.board.reader.point[0] >= event.version
         elif isinstance(event, ImportApplied | ImportRemoved):
-            assert self.board.point[1] >= event.version
+            assert self.board.reader.point[1] >= event.version
         if not isinstance(event, FeedLost):
             uid = _uid_of(event)
             self.heard[uid] = max(self.heard.get(uid, 0), _version_of(event))
@@ -247,13 +247,13 @@ class Replica:
 
     def _is_same(self, event: BoardEvent) -> bool:
         if isinstance(event, ExportApplied):
-            return any(held == event.export for held in self.board.exports())
+            return any(held == event.export for held in self.board.reader.exports())
         if isinstance(event, ImportApplied):
-            return any(held == event.import_ for held in self.board.imports())
+            return any(held == event.import_ for held in self.board.reader.imports())
         return False
 
     def _handle(self, event: BoardEvent) -> list[Action]:
-        point = self.board.point
+        point = self.board.reader.point
         actions = self.board.handle(event)
         hinted: dict[PeKey, str] = {}
         changed: dict[PeKey, str | None] = {}
@@ -262,7 +262,7 @@ class Replica:
                 assert self.announced.get(action.pe) != action.version, "nothing changed"
                 changed[action.pe] = action.version
             elif isinstance(action, HintAction):
-                view = self.board.view(action.pe)
+                view = self.board.reader.view(action.pe)
                 assert view is not None
                 assert (action.version, action.point) == (view.version, view.point)
                 hinted[action.pe] = action.version
@@ -270,12 +270,12 @@ class Replica:
                 self.sent += 1
         assert hinted.items() <= changed.items(), "a hint without a change"
         for key, version in changed.items():
-            registered = self.board.registration(key)
+            registered = self.board.reader.registration(key)
             if self.announced.get(key) and version and registered and registered.hint:
                 assert key in hinted, "a change without a hint"
         self.announced.update(changed)
         queue = event.kind if isinstance(event, Synced | FeedLost) else queue_of(event)
-        for kind, old, new in zip(KINDS, point, self.board.point, strict=True):
+        for kind, old, new in zip(KINDS, point, self.board.reader.point, strict=True):
             assert new == old or queue == kind, "the feeds have a point each"
             assert new >= old or isinstance(event, Synced)
         return actions
@@ -287,23 +287,23 @@ class Replica:
 
     def known(self) -> dict[str, int]:
         """Return for each resource on the board which spec of it that is."""
-        held: list[Resource] = [*self.board.exports(), *self.board.imports()]
+        held: list[Resource] = [*self.board.reader.exports(), *self.board.reader.imports()]
         return {resource.uid: self.world.index(resource) for resource in held}
 
     def _examine(self, guarded: set[Pair]) -> None:
-        held: list[Resource] = [*self.board.exports(), *self.board.imports()]
+        held: list[Resource] = [*self.board.reader.exports(), *self.board.reader.imports()]
         names = [(kind_of(resource), resource.name) for resource in held if resource.name]
         assert len(names) == len(set(names)), "two of one name at one time"
-        agents = {key: r for key in PES if (r := self.board.registration(key)) is not None}
+        agents = {key: r for key in PES if (r := self.board.reader.registration(key)) is not None}
         scanned = scan(held, agents)
         self.shown = frozenset(
-            (route.export_uid, route.import_uid) for route in self.board.routes()
+            (route.export_uid, route.import_uid) for route in self.board.reader.routes()
         )
         assert self.shown == scanned.pairs
         for (kind, uid), status in scanned.statuses.items():
-            assert self.board.status(kind, uid) == status
-        for key in {*self.board.pes(), *scanned.versions}:
-            view = self.board.view(key)
+            assert self.board.reader.status(kind, uid) == status
+        for key in {*self.board.reader.pes(), *scanned.versions}:
+            view = self.board.reader.view(key)
             assert view is not None, f"{key} has ports and no view"
             assert self.announced.get(key) == view.version
             if key in scanned.versions:
@@ -320,11 +320,11 @@ class Replica:
             coming = any(queue_of(event) == kind for event, _ in self.coming)
             if coming or self.missed[kind] or self.listing.get(kind) or kind in self.gap:
                 continue
-            held = self.board.exports() if kind == "Export" else self.board.imports()
+            held = self.board.reader.exports() if kind == "Export" else self.board.reader.imports()
             assert {r.uid: r for r in held} == {r.uid: r for r, _ in self.world.of(kind)}
         if not any(queue_of(event) == "Agent" for event, _ in self.coming):
             for key, (registration, _) in self.world.agents.items():
-                assert self.board.registration(key) == registration
+                assert self.board.reader.registration(key) == registration
             for key in PES:
                 if key not in self.world.agents:
-                    assert self.board.registration(key) is None, f"{key} was withdrawn"
+                    assert self.board.reader.registration(key) is None, f"{key} was withdrawn"

@@ -159,7 +159,7 @@ class Net:
         def send(hint: HintAction) -> None:
             if number and not self.orderly:
                 return
-            registration = self.replicas[number].board.registration(hint.pe)
+            registration = self.replicas[number].board.reader.registration(hint.pe)
             assert registration is not None
             assert registration.hint is not None
             key = derive_key(SECRET, hint.pe, registration.instance)
@@ -264,12 +264,12 @@ class Net:
         fate, replica = self._fate(), self._asked()
         if fate in ("request lost", "refused"):
             return self._give_up(agent)
-        view = replica.board.view(agent.pe)
+        view = replica.board.reader.view(agent.pe)
         if view is None:
             if not self._register(agent):
                 return self._give_up(agent)
             replica = self._asked()
-            view = replica.board.view(agent.pe)
+            view = replica.board.reader.view(agent.pe)
         if view is None or fate == "answer lost":
             return self._give_up(agent)
         if agent.view is not None and agent.view.version == view.version:
@@ -352,12 +352,14 @@ class Net:
         self.badness, self.calm = badness, False
 
     def _assert_right(self, agent: Agent, truth: Scan) -> None:
-        view = self.replicas[0].board.view(agent.pe)
+        view = self.replicas[0].board.reader.view(agent.pe)
         assert view is not None
         assert view.version == truth.versions[agent.pe], "the broker is not right at rest"
-        assert {replica.board.view(agent.pe) is not None for replica in self.replicas} == {True}
+        assert {replica.board.reader.view(agent.pe) is not None for replica in self.replicas} == {
+            True
+        }
         for replica in self.replicas:
-            other = replica.board.view(agent.pe)
+            other = replica.board.reader.view(agent.pe)
             assert other is not None
             assert other.version == view.version, "two replicas, two ETags"
         assert agent.view is not None

@@ -94,11 +94,11 @@ def _scan(of: tuple[Resource, ...], agents: Mapping[PeKey, Registration]) -> Sca
     for kind in KINDS:
         listed = tuple((r, 1) for r in of if kind_of(r) == kind)
         board.handle(Synced(kind=kind, listed=listed, version=1))
-    views = {key: board.view(key) for key in board.pes()}
+    views = {key: board.reader.view(key) for key in board.reader.pes()}
     return Scan(
-        pairs=frozenset((route.export_uid, route.import_uid) for route in board.routes()),
+        pairs=frozenset((route.export_uid, route.import_uid) for route in board.reader.routes()),
         versions={key: view.version for key, view in views.items() if view is not None},
-        statuses={(kind_of(r), r.uid): board.status(kind_of(r), r.uid) for r in of},
+        statuses={(kind_of(r), r.uid): board.reader.status(kind_of(r), r.uid) for r in of},
         of=of,
     )
 

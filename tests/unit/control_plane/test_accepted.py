@@ -86,7 +86,7 @@ class Replica:
             self.board.handle(event)
 
     def status(self, kind: Kind) -> Status:
-        found = self.board.status(kind, UID[kind])
+        found = self.board.reader.status(kind, UID[kind])
         assert found is not None
         return found
 
@@ -112,7 +112,7 @@ class Cluster:
     def poll(self, who: int) -> None:
         """Have both agents take their views from a replica."""
         for pe in PES:
-            view = self.replicas[who].board.view(pe)
+            view = self.replicas[who].board.reader.view(pe)
             assert view is not None
             self.agents[pe] = retain_held_routes(view, self.agents.get(pe))
 
@@ -154,12 +154,12 @@ class Cluster:
         who = self.leader if who is None else who
         board = self.replicas[who].board
         for kind in KINDS:
-            found: Resource | None = board.get(kind, UID[kind])
+            found: Resource | None = board.reader.get(kind, UID[kind])
             newer = None if found is None else found.rejected
             seen = 0 if found is None else (newer or found).generation
             if found is None or seen != self.world[kind]["metadata"]["generation"]:
                 continue
-            status = board.status(kind, UID[kind])
+            status = board.reader.status(kind, UID[kind])
             if status is None or (who != self.leader and not self.remembers(found)):
                 continue
             conditions = {"Accepted": str(status.accepted), "Held": str(status.held)}
@@ -220,7 +220,11 @@ class Cluster:
 
 def versions(board: Board) -> dict[PeKey, str]:
     """Return the versions of views that show anything."""
-    return {pe: version for pe, version in board.versions().items() if any(board.ports(pe))}
+    return {
+        pe: version
+        for pe, version in board.reader.versions().items()
+        if any(board.reader.ports(pe))
+    }
 
 
 STEPS = st.tuples(
@@ -250,11 +254,11 @@ def test_no_refused_generation_cuts_a_route_and_both_replicas_agree(
     """Accept, refuse and kill at every step; what nobody could know is the only exception."""
     cluster = Cluster()
     for action, kind, pick in plan:
-        shown = [len(replica.board.routes()) for replica in cluster.replicas]
+        shown = [len(replica.board.reader.routes()) for replica in cluster.replicas]
         cluster.step(action, kind, pick)
         assert cluster.routes() == [1, 1], "an agent has lost its route"
         for who, replica in enumerate(cluster.replicas):
-            left = len(replica.board.routes())
+            left = len(replica.board.reader.routes())
             if action != "kill" or who != pick % 2:
                 assert left >= shown[who], "a route was cut"
             elif all(map(cluster.known, KINDS)):
@@ -265,7 +269,7 @@ def test_no_refused_generation_cuts_a_route_and_both_replicas_agree(
     assert cluster.routes() == [1, 1]
     one, other = (replica.board for replica in cluster.replicas)
     assert versions(one) == versions(other)
-    assert one.statuses() == other.statuses()
+    assert one.reader.statuses() == other.reader.statuses()
     for kind in KINDS:
         status = cluster.replicas[0].status(kind)
         assert status.accepted == cluster.valid(kind)
@@ -315,7 +319,7 @@ def test_replicas_that_see_exports_and_imports_in_different_orders_agree_in_the_
             cluster.step(action, kind, pick)
     cluster.settle()
     one, other = (replica.board for replica in cluster.replicas)
-    assert one.statuses() == other.statuses()
+    assert one.reader.statuses() == other.reader.statuses()
     assert versions(one) == versions(other)
 
 
@@ -324,18 +328,18 @@ def test_a_typo_leaves_the_route_as_it_was_until_a_newer_generation_is_valid(bad
     cluster = Cluster()
     cluster.write("Import", GOOD["Import"][1])
     cluster.settle()
-    before = cluster.replicas[0].board.routes()
+    before = cluster.replicas[0].board.reader.routes()
     cluster.write("Import", bad)
     cluster.settle()
 
     status = cluster.replicas[0].status("Import")
     assert (status.accepted, status.running_generation, status.matches) == (False, 2, 1)
-    assert cluster.replicas[0].board.routes() == before
+    assert cluster.replicas[0].board.reader.routes() == before
 
     cluster.write("Import", GOOD["Import"][0])
     cluster.settle()
     assert cluster.replicas[0].status("Import").accepted
-    assert [route.filter for route in cluster.replicas[0].board.routes()] == [None]
+    assert [route.filter for route in cluster.replicas[0].board.reader.routes()] == [None]
 
 
 def test_a_filter_that_was_refused_for_all_exports_runs_once_one_has_its_column() -> None:
@@ -349,7 +353,7 @@ def test_a_filter_that_was_refused_for_all_exports_runs_once_one_has_its_column(
 
     for replica in cluster.replicas:
         assert replica.status("Import").accepted
-        assert [route.filter for route in replica.board.routes()] == ["size > 1"]
+        assert [route.filter for route in replica.board.reader.routes()] == ["size > 1"]
 
 
 def test_a_first_generation_that_is_refused_takes_no_part() -> None:
@@ -382,7 +386,7 @@ def test_a_rule_that_is_refused_leaves_its_last_accepted_version_to_the_job() ->
     following = ObservedCache(RULE)
     for event in following.apply_list([following.read_listed(parse_object(good))], 1):
         boards[0].handle(event)
-    (rule,) = boards[0].rules
+    (rule,) = boards[0].reader.rules
     accepted = {"accepted": {"generation": 1, "spec": write_rule_spec(rule)}}
     bad["status"] = accepted
     later = following.apply(parse_object(bad))
@@ -394,10 +398,10 @@ def test_a_rule_that_is_refused_leaves_its_last_accepted_version_to_the_job() ->
         boards[1].handle(event)
 
     for board in boards:
-        wanted = board.rules.view_rules(("default", "alerts"))
+        wanted = board.reader.rules.view_rules(("default", "alerts"))
         assert wanted is not None
         assert [(one.document["version"], one.problem) for one in wanted.rules] == [(1, "")]
-        status = board.rules.status(IMPORT)
+        status = board.reader.rules.status(IMPORT)
         assert status is not None
         assert (status.accepted, status.reason, status.running_generation) == (
             False,

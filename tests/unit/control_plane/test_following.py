@@ -86,18 +86,22 @@ class Rig:
         action, kind, place, variant = step
         before = self.shown() & set(self.store.world)
         current = {uid: self.store.world[uid]["spec"] for uid in before if self.is_current(uid)}
-        routes = [r for r in self.board.routes() if {r.export_uid, r.import_uid} <= set(current)]
+        routes = [
+            r for r in self.board.reader.routes() if {r.export_uid, r.import_uid} <= set(current)
+        ]
         getattr(self, action)(kind, place, variant)
 
         world = self.store.world
         assert (before & set(world)) - self.unread() <= self.shown()
         same = {uid for uid, spec in current.items() if uid in world and world[uid]["spec"] == spec}
-        left = self.board.routes()
+        left = self.board.reader.routes()
         assert [r for r in routes if {r.export_uid, r.import_uid} <= same and r not in left] == []
 
     def is_current(self, uid: str) -> bool:
         body = self.store.world[uid]
-        return self.board.get(body["kind"], uid) == read_entry(body["kind"], parse_object(body))
+        return self.board.reader.get(body["kind"], uid) == read_entry(
+            body["kind"], parse_object(body)
+        )
 
     def write(self, kind: Kind, place: int, variant: int) -> None:
         self.told[kind].append(self.store.write(kind, f"n{place}", variant))
@@ -118,7 +122,7 @@ class Rig:
         if found is None:
             return
         uid = found["metadata"]["uid"]
-        known = self.board.version_of(kind, uid)
+        known = self.board.reader.version_of(kind, uid)
         self.told[kind].append(self.store.delete(uid))
         removed = ExportRemoved if kind == "Export" else ImportRemoved
         self.tell([removed(uid=uid, version=known, ahead_of_feed=True)])
@@ -163,7 +167,7 @@ class Rig:
         )
 
     def high(self, kind: Kind) -> int:
-        return max(self.feeds[kind].max_version, self.board.newest_version(kind))
+        return max(self.feeds[kind].max_version, self.board.reader.newest_version(kind))
 
     def arrive(self, kind: Kind, *_: int) -> None:
         answer = self.asked.pop(kind, None)
@@ -216,7 +220,7 @@ class Rig:
     def write_statuses(self, *_: Any) -> None:
         """Write which generations run, as the broker does that leads."""
         for uid, body in list(self.store.world.items()):
-            found = self.board.get(body["kind"], uid)
+            found = self.board.reader.get(body["kind"], uid)
             if found is not None:
                 accepted = {"generation": found.generation, "spec": write_spec(found)}
                 self.told[body["kind"]].append(self.store.touch(uid, {"accepted": accepted}))
@@ -276,15 +280,15 @@ class Rig:
     # ---- what there is ---------------------------------------------------
 
     def shown(self) -> set[str]:
-        return {export.uid for export in self.board.iter_exports()} | {
-            import_.uid for import_ in self.board.iter_imports()
+        return {export.uid for export in self.board.reader.iter_exports()} | {
+            import_.uid for import_ in self.board.reader.iter_imports()
         }
 
     def unread(self) -> set[str]:
         return {
             uid
             for uid, body in self.store.world.items()
-            if self.board.unreadable(body["kind"], uid) is not None
+            if self.board.reader.unreadable(body["kind"], uid) is not None
         }
 
     def assert_quiet(self) -> None:
@@ -293,13 +297,13 @@ class Rig:
         for each in KINDS:
             self.deliver(each, len(self.told[each]), 0)
         fresh = Rig(store=self.store)
-        assert self.board.exports() == fresh.board.exports()
-        assert self.board.imports() == fresh.board.imports()
-        assert self.board.routes() == fresh.board.routes()
+        assert self.board.reader.exports() == fresh.board.reader.exports()
+        assert self.board.reader.imports() == fresh.board.reader.imports()
+        assert self.board.reader.routes() == fresh.board.reader.routes()
         assert self.unread() == fresh.unread()
         for uid in self.unread():
             kind: Kind = self.store.world[uid]["kind"]
-            assert self.board.status(kind, uid) == fresh.board.status(kind, uid)
+            assert self.board.reader.status(kind, uid) == fresh.board.reader.status(kind, uid)
         assert {k: len(f) for k, f in self.feeds.items()} == {
             k: len(f) for k, f in fresh.feeds.items()
         }

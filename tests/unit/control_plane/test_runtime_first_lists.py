@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streambroker_core.board import Board, ImportApplied, Synced
+from streambroker_core.board import Board, BoardReader, ImportApplied, Synced
 from streambroker_core.model import Resource
 from streambroker_operator import cooperative as long_work
 from streambroker_operator.agents.hint_sender import HintSender
@@ -37,11 +37,12 @@ def synced(kind: str, resources: list[Resource]) -> Synced:
 
 async def both(runtime: Runtime) -> None:
     await asyncio.gather(
-        runtime.load(synced("Export", list(EXPORTS))), runtime.load(synced("Import", list(IMPORTS)))
+        runtime.feed.load(synced("Export", list(EXPORTS))),
+        runtime.feed.load(synced("Import", list(IMPORTS))),
     )
 
 
-def all_views(board: Board) -> dict[str, str | None]:
+def all_views(board: BoardReader) -> dict[str, str | None]:
     jobs = [*(f"feed{n}" for n in range(COUNT)), *(f"alerts{n}" for n in range(COUNT)), "late"]
     return {job: board.version(pe(job)) for job in jobs}
 
@@ -49,7 +50,7 @@ def all_views(board: Board) -> dict[str, str | None]:
 def expected(*more: ImportApplied) -> dict[str, str | None]:
     board = Board()
     board.handle_all((synced("Export", list(EXPORTS)), synced("Import", list(IMPORTS)), *more))
-    return all_views(board)
+    return all_views(board.reader)
 
 
 async def test_others_have_their_turn_while_lists_are_taken_in(runtime: Runtime) -> None:
@@ -81,7 +82,7 @@ async def test_what_the_feed_tells_meanwhile_comes_after_the_list(
     for _ in range(turns):
         await asyncio.sleep(0)
     news = ImportApplied(import_=LATE, version=2)
-    runtime.deliver(news)
+    runtime.feed.deliver(news)
     await loading
 
     assert all_views(runtime.board) == expected(news)

@@ -61,7 +61,7 @@ def expected() -> Board:
 
 
 async def test_others_have_their_turn_and_find_a_whole_board(runtime: Runtime) -> None:
-    loading = asyncio.ensure_future(runtime.load(LATER))
+    loading = asyncio.ensure_future(runtime.feed.load(LATER))
     board, turns, states = runtime.board, 0, set()
     while not loading.done():
         await asyncio.sleep(0)
@@ -72,23 +72,23 @@ async def test_others_have_their_turn_and_find_a_whole_board(runtime: Runtime) -
         view = board.view(IMPORT.key.owner)
         assert view is not None
         assert with_version(view).version == view.version
-        assert board.point == (10, 10) or picture(board) == picture(expected())
+        assert board.point == (10, 10) or picture(board) == picture(expected().reader)
 
     assert turns > 5 * COUNT
     assert len(states) > 2
-    assert picture(board) == picture(expected())
+    assert picture(board) == picture(expected().reader)
 
 
 async def test_what_is_as_it_was_is_told_to_nobody(runtime: Runtime) -> None:
     count = runtime.change_log.count
-    await runtime.load(listed(*STAYS, *CHANGES, *GOES, version=20))
+    await runtime.feed.load(listed(*STAYS, *CHANGES, *GOES, version=20))
 
     assert runtime.change_log.count == count
 
 
 async def test_all_changes_are_told_once(runtime: Runtime) -> None:
     before = runtime.change_log.count
-    await runtime.load(LATER)
+    await runtime.feed.load(LATER)
     told = runtime.change_log.events_after(before, 10_000)
 
     assert told is not None
@@ -97,29 +97,29 @@ async def test_all_changes_are_told_once(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize("turns", range(0, 8 * COUNT, 41))
 async def test_what_the_feed_tells_meanwhile_is_not_lost(runtime: Runtime, turns: int) -> None:
-    loading = asyncio.ensure_future(runtime.load(LATER))
+    loading = asyncio.ensure_future(runtime.feed.load(LATER))
     for _ in range(turns):
         await asyncio.sleep(0)
     news = ImportApplied(import_=LATE, version=21), ExportRemoved(uid=COMES[0].uid, version=22)
     for one in news:
-        runtime.deliver(one)
+        runtime.feed.deliver(one)
     await loading
     board = expected()
     board.handle_all(news)
 
-    assert picture(runtime.board) == picture(board)
+    assert picture(runtime.board) == picture(board.reader)
 
 
 @pytest.mark.parametrize("turns", range(1, 8 * COUNT, 41))
 async def test_a_feed_that_is_lost_meanwhile_is_lost_after_the_list(
     runtime: Runtime, turns: int
 ) -> None:
-    loading = asyncio.ensure_future(runtime.load(LATER))
+    loading = asyncio.ensure_future(runtime.feed.load(LATER))
     for _ in range(turns):
         await asyncio.sleep(0)
     # The next list decides about what was seen since the last one; this is not the next one.
-    runtime.deliver(ExportApplied(export=LATE_EXPORT, version=21))
-    runtime.deliver(FeedLost(kind="Export"))
+    runtime.feed.deliver(ExportApplied(export=LATE_EXPORT, version=21))
+    runtime.feed.deliver(FeedLost(kind="Export"))
     await loading
 
     assert runtime.board.stale
@@ -130,13 +130,13 @@ async def test_a_feed_that_is_lost_meanwhile_is_lost_after_the_list(
 async def test_the_loss_of_one_kind_comes_before_its_next_list_while_another_is_taken_in(
     runtime: Runtime, turns: int
 ) -> None:
-    runtime.deliver(ImportApplied(import_=LATE, version=30))
-    loading = asyncio.ensure_future(runtime.load(LATER))
+    runtime.feed.deliver(ImportApplied(import_=LATE, version=30))
+    loading = asyncio.ensure_future(runtime.feed.load(LATER))
     for _ in range(turns):
         await asyncio.sleep(0)
-    runtime.deliver(FeedLost(kind="Import", reason="Restored"))
+    runtime.feed.deliver(FeedLost(kind="Import", reason="Restored"))
     # Of the restored store, in which what came after version 10 never was.
-    await runtime.load(Synced(kind="Import", listed=((IMPORT, 10),), version=15))
+    await runtime.feed.load(Synced(kind="Import", listed=((IMPORT, 10),), version=15))
     await loading
 
     assert not runtime.board.stale
@@ -145,27 +145,27 @@ async def test_the_loss_of_one_kind_comes_before_its_next_list_while_another_is_
 
 @pytest.mark.parametrize("turns", range(1, 8 * COUNT, 41))
 async def test_a_feed_that_is_cut_does_not_leave_half_a_list(runtime: Runtime, turns: int) -> None:
-    loading = asyncio.ensure_future(runtime.load(LATER))
+    loading = asyncio.ensure_future(runtime.feed.load(LATER))
     for _ in range(turns):
         await asyncio.sleep(0)
     loading.cancel()
     await asyncio.gather(loading, return_exceptions=True)
-    await runtime.load(LATER)
+    await runtime.feed.load(LATER)
 
-    assert picture(runtime.board) == picture(expected())
+    assert picture(runtime.board) == picture(expected().reader)
 
 
 async def test_a_write_that_the_store_has_lost_is_logged_counted_and_shown_to_followers(
     runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
     filtered = replace(IMPORT, filter="price > 1.0", generation=2)
-    runtime.deliver(ImportApplied(import_=filtered, version=14, ahead_of_feed=True))
+    runtime.feed.deliver(ImportApplied(import_=filtered, version=14, ahead_of_feed=True))
     place = runtime.change_log.count
 
-    runtime.deliver(CaughtUp(kind="Import", version=20))
+    runtime.feed.deliver(CaughtUp(kind="Import", version=20))
 
     assert runtime.board.imports() == [IMPORT]
-    assert runtime.fallen_back == {("Import", "changed"): 1}
+    assert runtime.publisher.fallen_back == {("Import", "changed"): 1}
     assert [r.message for r in caplog.records if "lost a change" in r.message] == [
         "Import with uid i: the API server lost a change made by this broker, after a"
         " restore for instance; its older version applies again"

@@ -39,7 +39,7 @@ def runtime(store: Store) -> Iterator[Runtime]:
 def test_a_start_leaves_the_collector_as_it_was(runtime: Runtime) -> None:
     frozen = gc.get_freeze_count()
 
-    runtime.start()
+    runtime.feed.start()
 
     assert gc.isenabled()
     assert gc.get_freeze_count() == frozen
@@ -53,7 +53,7 @@ def test_what_many_resources_take_is_kept_from_the_collector(
     store.put(import_of("b/p"))
     gc.unfreeze()
 
-    runtime.start()
+    runtime.feed.start()
 
     frozen = gc.get_freeze_count()
     gc.unfreeze()
@@ -67,7 +67,7 @@ def test_the_collector_is_given_back_when_the_start_fails(
     monkeypatch.setattr(Runtime, "_fill", lambda self, events: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
-        runtime.start()
+        runtime.feed.start()
 
     assert gc.isenabled()
 
@@ -80,7 +80,7 @@ def test_subscriptions_that_cannot_be_looked_up_are_reported_once(
 ) -> None:
     monkeypatch.setattr(scan, "MANY_UNINDEXED", 2)
     store.put(import_of("a/p", subscription="price > 1"))
-    runtime.start()
+    runtime.feed.start()
     at_once(runtime.put(import_of("b/p", subscription="price > 2")))
     assert caplog.messages == []
 
@@ -94,7 +94,7 @@ def test_subscriptions_that_cannot_be_looked_up_are_reported_once(
 
 
 def test_a_filter_is_checked_against_what_the_import_matches_alone(runtime: Runtime) -> None:
-    runtime.start()
+    runtime.feed.start()
     other = export_of("other/p", properties={"kind": "quote"}, schema=PRICE)
     wrong = export_of("wrong/p", schema=SIZE)
     for export in (other, wrong):

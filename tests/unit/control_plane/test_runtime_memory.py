@@ -25,7 +25,7 @@ _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType)
 def runtime(tmp_path: Path) -> Iterator[Runtime]:
     store, sender = Store(tmp_path / "broker.db"), HintSender()
     runtime = Runtime(store, sender)
-    runtime.start()
+    runtime.feed.start()
     yield runtime
     sender.close()
     store.close()

@@ -30,7 +30,7 @@ def told() -> RuleReports:
     board.handle(Synced(kind=RULE, listed=(), version=1))
     for version, name in enumerate("abc", 2):
         board.handle(RuleApplied(rule=rule(name), version=version))
-    return RuleReports(board.rules)
+    return RuleReports(board.reader.rules)
 
 
 def test_a_report_that_tells_all_takes_the_place_of_the_one_before(told: RuleReports) -> None:
@@ -52,7 +52,7 @@ def test_of_a_job_with_many_rules_what_the_reports_before_said_holds(told: RuleR
 
 def test_what_an_agent_said_that_is_silent_for_long_counts_no_more() -> None:
     now = [0.0]
-    found = RuleReports(Board().rules, lambda: now[0])
+    found = RuleReports(Board().reader.rules, lambda: now[0])
     other, two, three = PE._replace(pe=1), replace(ONE, matches=2), replace(ONE, matches=3)
     found.apply(PE, {"a": two})
     found.apply(other, {"a": three})

@@ -29,11 +29,11 @@ FILTERED = replace(ALERTS, filter="price > 1.0", generation=2)
 
 
 def routes(board: Board) -> list[tuple[str, str | None]]:
-    return [(route.import_uid, route.filter) for route in board.routes()]
+    return [(route.import_uid, route.filter) for route in board.reader.routes()]
 
 
 def generation(board: Board) -> int:
-    found = board.import_at(ALERTS.key)
+    found = board.reader.import_at(ALERTS.key)
     assert found is not None
     return found.generation
 
@@ -42,7 +42,7 @@ def test_an_answer_ahead_of_the_feed_changes_the_view_and_not_the_point() -> Non
     board = board_of(TRADES, ALERTS, version=10)
     actions = board.handle(ImportApplied(import_=FILTERED, version=14, ahead_of_feed=True))
     assert routes(board) == [("i", "price > 1.0")]
-    assert board.point == (10, 10)
+    assert board.reader.point == (10, 10)
     assert {action.pe for action in actions if isinstance(action, RoutesChanged)} == {
         pe("alerts"),
         pe("feed"),
@@ -53,10 +53,10 @@ def test_the_feeds_own_word_for_it_moves_the_point_and_nothing_else() -> None:
     board = board_of(TRADES, ALERTS, version=10)
     board.handle(ImportApplied(import_=FILTERED, version=14, ahead_of_feed=True))
     assert board.handle(ImportApplied(import_=ALERTS, version=12)) == []
-    assert board.point == (10, 12)
+    assert board.reader.point == (10, 12)
     assert board.handle(ImportApplied(import_=FILTERED, version=14)) == []
-    assert board.point == (10, 14)
-    assert board.version_of("Import", "i") == 14
+    assert board.reader.point == (10, 14)
+    assert board.reader.version_of("Import", "i") == 14
 
 
 def test_a_list_from_before_the_write_undoes_neither_a_change_nor_a_creation() -> None:
@@ -66,7 +66,7 @@ def test_a_list_from_before_the_write_undoes_neither_a_change_nor_a_creation() -
     board.handle(ImportApplied(import_=made, version=15, ahead_of_feed=True))
     board.handle(Synced(kind="Import", listed=((ALERTS, 9),), version=12))
     assert sorted(routes(board)) == [("i", "price > 1.0"), ("j", None)]
-    assert board.point == (10, 12)
+    assert board.reader.point == (10, 12)
 
 
 def test_a_deletion_that_was_answered_stays_whatever_was_still_on_its_way() -> None:
@@ -75,15 +75,15 @@ def test_a_deletion_that_was_answered_stays_whatever_was_still_on_its_way() -> N
     assert routes(board) == []
     assert board.handle(ImportApplied(import_=FILTERED, version=12)) == []
     assert board.handle(ImportRemoved(uid="i", version=13)) == []
-    assert board.point == (10, 13)
+    assert board.reader.point == (10, 13)
 
 
 def test_a_deletion_needs_no_version_of_its_own() -> None:
     board = board_of(TRADES, ALERTS, version=10)
     board.handle(ExportApplied(export=replace(TRADES, generation=2), version=12))
     board.handle(ExportRemoved(uid="x", version=10, ahead_of_feed=True))
-    assert board.export_at(port("feed/trades")) is None
-    assert board.point == (12, 10)
+    assert board.reader.export_at(port("feed/trades")) is None
+    assert board.reader.point == (12, 10)
 
 
 def test_a_list_after_the_feed_was_lost_keeps_what_was_made_meanwhile() -> None:
@@ -97,9 +97,9 @@ def test_a_list_after_the_feed_was_lost_keeps_what_was_made_meanwhile() -> None:
 def test_a_pes_resources_are_all_that_claim_one_of_its_ports() -> None:
     rival = export_of("feed/trades", uid="y", created=5.0)
     board = board_of(TRADES, rival, import_of("feed/back", uid="b"), ALERTS)
-    assert [resource.uid for resource in board.resources_of(pe("feed"))] == ["x", "y", "b"]
-    assert board.resources_of(pe("nobody")) == []
-    assert board.version_of("Export", "nobody") == 0
+    assert [resource.uid for resource in board.reader.resources_of(pe("feed"))] == ["x", "y", "b"]
+    assert board.reader.resources_of(pe("nobody")) == []
+    assert board.reader.version_of("Export", "nobody") == 0
 
 
 @given(
@@ -124,8 +124,8 @@ def test_answers_at_any_moment_lead_to_what_the_feed_alone_leads_to(
                 seen.append(generation(board))
         board.handle(ImportApplied(import_=changed, version=version))
         seen.append(generation(board))
-        assert board.point == (10, version)
-        assert len(board.routes()) == 1, "the route existed all along"
+        assert board.reader.point == (10, version)
+        assert len(board.reader.routes()) == 1, "the route existed all along"
     assert seen == sorted(seen), "nothing newer is undone by something older"
     assert routes(board) == [("i", changes[-1][0].filter)]
 
@@ -137,10 +137,10 @@ def test_what_was_written_from_here_and_went_before_the_feed_saw_it_goes_with_th
     late = import_of("late/trades", uid="late")
     board.handle(ImportApplied(import_=late, version=14, ahead_of_feed=True))
     board.handle(CaughtUp(kind="Import", version=13))
-    assert board.get("Import", "late") is late
+    assert board.reader.get("Import", "late") is late
     board.handle(CaughtUp(kind="Import", version=15))
-    assert board.get("Import", "late") is None
-    assert board.get("Import", "i") is not None
+    assert board.reader.get("Import", "late") is None
+    assert board.reader.get("Import", "i") is not None
 
 
 def test_a_change_from_here_that_the_feed_never_saw_does_not_outlive_its_object() -> None:
@@ -149,7 +149,7 @@ def test_a_change_from_here_that_the_feed_never_saw_does_not_outlive_its_object(
     # The sweep knows the object as it was at version 10, and not that it was changed.
     board.handle(ImportRemoved(uid="i", version=10))
     board.handle(CaughtUp(kind="Import", version=15))
-    assert board.get("Import", "i") is None
+    assert board.reader.get("Import", "i") is None
 
 
 def test_what_the_feed_has_seen_as_it_was_written_stays() -> None:
@@ -172,9 +172,9 @@ def test_a_change_that_a_restored_store_has_lost_falls_back_to_what_the_feed_lis
     made.handle(ImportApplied(import_=FILTERED, version=14, ahead_of_feed=True))
     assert fallen(made.handle(CaughtUp(kind="Import", version=20))) == [("i", "changed")]
     assert fallen(other.handle(CaughtUp(kind="Import", version=20))) == []
-    assert made.imports() == other.imports() == [ALERTS]
+    assert made.reader.imports() == other.reader.imports() == [ALERTS]
     assert routes(made) == routes(other) == [("i", None)]
-    assert made.versions() == other.versions()
+    assert made.reader.versions() == other.reader.versions()
     assert fallen(made.handle(CaughtUp(kind="Import", version=21))) == []
 
 

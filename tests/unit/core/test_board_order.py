@@ -116,7 +116,7 @@ def empty_board() -> Board:
 
 
 def held_by(board: Board) -> dict[str, Resource]:
-    everything: list[Resource] = [*board.exports(), *board.imports()]
+    everything: list[Resource] = [*board.reader.exports(), *board.reader.imports()]
     return {resource.uid: resource for resource in everything}
 
 
@@ -124,9 +124,9 @@ def assert_shows(board: Board, history: History) -> None:
     world = {uid: resource for uid, (resource, _) in history.world.items()}
     scanned = board_of(*world.values())
     assert held_by(board) == world
-    assert board.routes() == scanned.routes()
-    for pe in scanned.pes():
-        mine, other = board.view(pe), scanned.view(pe)
+    assert board.reader.routes() == scanned.reader.routes()
+    for pe in scanned.reader.pes():
+        mine, other = board.reader.view(pe), scanned.reader.view(pe)
         assert mine is not None
         assert other is not None
         assert mine.version == other.version == with_version(mine).version
@@ -199,16 +199,16 @@ def test_versions_that_go_down_are_a_restore_and_the_list_decides(
             board.handle(FeedLost(kind=kind))
         else:
             board.handle(history.listed(kind, now))
-    persisting = set(board_of(*(r for r, _ in history.worlds[back].values())).routes()) & set(
-        board.routes()
-    )
+    persisting = set(
+        board_of(*(r for r, _ in history.worlds[back].values())).reader.routes()
+    ) & set(board.reader.routes())
     for kind in KINDS:
         board.handle(history.listed(kind, back))
-        assert persisting <= set(board.routes())
+        assert persisting <= set(board.reader.routes())
     history.worlds.append(history.worlds[back])
 
     assert_shows(board, history)
-    assert board.point == (back, back)
+    assert board.reader.point == (back, back)
 
 
 @settings(deadline=None, max_examples=150)
@@ -262,12 +262,14 @@ def test_the_news_of_a_list_ahead_of_it_are_true_and_more_may_happen_between_the
             meanwhile: bool = data.draw(st.booleans())
             if between and meanwhile:
                 board.handle(between.pop())
-            point = board.point
+            point = board.reader.point
             if one is not None:
                 board.handle(one)
-            assert board.point == point
-            assert steady <= {(route.export_uid, route.import_uid) for route in board.routes()}
-            views = map(board.view, board.pes())
+            assert board.reader.point == point
+            assert steady <= {
+                (route.export_uid, route.import_uid) for route in board.reader.routes()
+            }
+            views = map(board.reader.view, board.reader.pes())
             assert all(
                 view is not None and with_version(view).version == view.version for view in views
             )
@@ -283,7 +285,7 @@ def lasting(history: History, start: int) -> set[tuple[str, str]]:
         for uid, (resource, _) in history.worlds[start].items()
         if all(world.get(uid, (None,))[0] == resource for world in history.worlds[start:])
     ]
-    return {(route.export_uid, route.import_uid) for route in board_of(*kept).routes()}
+    return {(route.export_uid, route.import_uid) for route in board_of(*kept).reader.routes()}
 
 
 def test_the_news_of_a_list_are_no_more_than_what_is_another() -> None:

@@ -87,7 +87,7 @@ def test_whoever_hears_what_moved_knows_all_routes(seed: int) -> None:
     dice, board, follower = random.Random(seed), board_of(version=1), Follower()
     for version in range(2, 60):
         follower.hear(step(board, dice, version))
-        routes = {(r.export_uid, r.import_uid): r for r in board.routes()}
+        routes = {(r.export_uid, r.import_uid): r for r in board.reader.routes()}
         assert follower.routes == routes
 
 
@@ -96,16 +96,16 @@ def test_the_version_that_is_kept_is_that_of_the_view_as_it_is_drawn(seed: int) 
     dice, board = random.Random(seed), board_of(version=1)
     for version in range(2, 40):
         step(board, dice, version)
-        for key in board.pes():
-            found = board.view(key)
+        for key in board.reader.pes():
+            found = board.reader.view(key)
             assert found is not None
-            assert with_version(found).version == found.version == board.version(key)
-            assert board.ports(key) == (sorted(found.exports), sorted(found.imports))
+            assert with_version(found).version == found.version == board.reader.version(key)
+            assert board.reader.ports(key) == (sorted(found.exports), sorted(found.imports))
 
 
 def test_nothing_stands_for_routes_that_have_gone() -> None:
     board = board_of(export_of(uid="x"), import_of(uid="i"), import_of("b/p", uid="j"))
-    marks = board._digests
+    marks = board._pending.digests
     assert (set(marks.export_digests), set(marks.import_digests)) == ({"x"}, {"i", "j"})
     board.handle(ImportRemoved(uid="i", version=11))
     board.handle(ImportRemoved(uid="j", version=12))
@@ -146,10 +146,14 @@ def test_a_status_that_is_the_usual_one_is_told_once() -> None:
     first = board.handle(ExportApplied(export=export, version=2))
     again = board.handle(ExportApplied(export=export, version=3))
 
-    assert [type(action).__name__ for action in first] == ["RoutesChanged", "StatusChanged"]
+    assert [type(action).__name__ for action in first] == [
+        "ResourceChanged",
+        "RoutesChanged",
+        "StatusChanged",
+    ]
     assert again == []
-    found = board.status("Export", "x")
+    found = board.reader.status("Export", "x")
     assert found is not None
     assert (found.accepted, found.matches) == (True, 0)
     board.handle(ExportRemoved(uid="x", version=4))
-    assert board.status("Export", "x") is None
+    assert board.reader.status("Export", "x") is None

@@ -84,7 +84,7 @@ def test_a_set_of_changes_at_once_ends_in_the_board_of_the_changes_one_by_one(
     for change in changes:
         single.handle(change)
 
-    assert picture(together) == picture(single)
+    assert picture(together.reader) == picture(single.reader)
 
 
 @settings(deadline=None, max_examples=300)
@@ -93,9 +93,9 @@ def test_of_a_set_only_the_end_is_told_and_to_each_once(
     held: list[Resource], changes: list[BoardEvent]
 ) -> None:
     board = filled(held)
-    before = {key: board.view(key) for key in board.pes()}
+    before = {key: board.reader.view(key) for key in board.reader.pes()}
     actions = board.handle_all(changes)
-    after = {key: board.view(key) for key in board.pes()}
+    after = {key: board.reader.view(key) for key in board.reader.pes()}
 
     changed = {
         key: None if view is None else view.version
@@ -120,7 +120,7 @@ def test_a_route_whose_two_ends_change_together_is_in_every_view_that_is_told() 
         board, seen = board_of(export_of(), import_of()), []
         for part in [changes] if name == "together" else [[change] for change in changes]:
             for key, _ in told(board.handle_all(part)):
-                view = board.view(key)
+                view = board.reader.view(key)
                 assert view is not None
                 seen.append([len(port.routes) for port in view.exports.values()])
         views[name] = [routes for routes in seen if routes]

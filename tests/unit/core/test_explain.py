@@ -238,8 +238,8 @@ def test_an_import_ranks_all_exports_and_explains_the_nearest() -> None:
         export_of("a/p", properties={"kind": "quote", "live": True}),
         import_of(subscription='kind == "trade" && live'),
     )
-    import_ = board.imports()[0]
-    ranking = explain_port(take_snapshot(board), import_, limit=3)
+    import_ = board.reader.imports()[0]
+    ranking = explain_port(take_snapshot(board.reader), import_, limit=3)
 
     assert (ranking.total, ranking.matched) == (4, 1)
     assert [(pair.export.job, pair.distance) for pair in ranking.pairs] == [
@@ -260,8 +260,8 @@ def test_an_export_ranks_all_imports() -> None:
     board = board_of(
         export_of(), import_of("b/p", subscription="kind == 5"), import_of("c/p"), import_of("a/p")
     )
-    export = board.exports()[0]
-    ranking = explain_port(take_snapshot(board), export, limit=9)
+    export = board.reader.exports()[0]
+    ranking = explain_port(take_snapshot(board.reader), export, limit=9)
 
     assert [pair.import_.job for pair in ranking.pairs] == ["a", "c", "b"]
     assert render_ranking(export, ranking).splitlines()[::3] == [
@@ -276,7 +276,7 @@ def test_a_resource_without_its_port_or_stream_id_is_not_connected_and_says_why(
     two = export_of("n/two", uid="d", created=2.0, streamId="s")
     mine, late = import_of(uid="i", created=1.0), import_of(uid="j", created=2.0)
     named = import_of("m/p", uid="k", streams=[{"streamId": "s"}])
-    known = take_snapshot(board_of(first, second, one, two, mine, late, named))
+    known = take_snapshot(board_of(first, second, one, two, mine, late, named).reader)
 
     by_kind = explain_port(known, mine, limit=2)
     assert [(pair.export_uid, pair.reason) for pair in by_kind.pairs] == [
@@ -331,8 +331,8 @@ def test_explanations_agree_with_the_board_and_ranks_with_explanations(
     exports: list[Export], imports: list[Import], limit: int
 ) -> None:
     board = board_of(*exports, *imports)
-    known = take_snapshot(board)
-    routes = {(route.export_uid, route.import_uid) for route in board.routes()}
+    known = take_snapshot(board.reader)
+    routes = {(route.export_uid, route.import_uid) for route in board.reader.routes()}
     taken = {**known.export_conflicts, **known.import_conflicts}
 
     def explained(export: Export, import_: Import) -> Pair:

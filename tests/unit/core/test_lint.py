@@ -27,7 +27,7 @@ PRICE = [{"name": "price", "type": "double"}]
 
 def found(*resources: Resource) -> list[LintFinding]:
     board = board_of(*resources)
-    return lint(collect_lint_input(board, take_snapshot(board)))
+    return lint(collect_lint_input(board.reader, take_snapshot(board.reader)))
 
 
 def of_import(*resources: Resource) -> list[tuple[str, str]]:

@@ -53,7 +53,7 @@ def told(board: Board, *resources: Resource) -> set[str]:
     return {
         r.uid
         for r in resources
-        if (status := board.status(kinds[isinstance(r, Export)], r.uid)) and status.ring  # type: ignore[arg-type]
+        if (status := board.reader.status(kinds[isinstance(r, Export)], r.uid)) and status.ring  # type: ignore[arg-type]
     }
 
 
@@ -63,7 +63,7 @@ def test_a_ring_is_told_at_each_of_its_resources_with_all_routes(jobs: str) -> N
     aside: list[Resource] = [reads("x", "of-a"), sends("y", "of-y"), reads("a", "of-y")]
     board = board_of(*made, *aside)
     assert told(board, *made, *aside) == {r.uid for r in made}
-    status = board.status("Export", "x-a/of-a")
+    status = board.reader.status("Export", "x-a/of-a")
     assert status is not None
     assert "default/a/0/of-a waits for default/b/0/of-a" in status.ring
     assert status.ring.count(" waits for ") == len(jobs)
@@ -118,7 +118,7 @@ def test_of_two_rings_that_meet_one_stays_when_the_other_ends() -> None:
 
 def test_a_job_that_reads_itself_is_no_ring_of_jobs() -> None:
     board = board_of(sends("a", "of-a"), reads("a", "of-a"))
-    assert board.rings() == []
+    assert board.reader.rings() == []
 
 
 def test_a_status_names_no_routes_of_other_namespaces() -> None:
@@ -131,9 +131,9 @@ def test_a_status_names_no_routes_of_other_namespaces() -> None:
 
     made = [*of("one", "three"), *of("two", "one"), *of("three", "two")]
     board = board_of(*made)
-    if not board.rings():
+    if not board.reader.rings():
         pytest.fail("the namespaces are not connected")
-    status = board.status("Export", "x-one/job/0/out")
+    status = board.reader.status("Export", "x-one/job/0/out")
     assert status is not None
     assert "one/job/0/out waits for two/job/0/in" in status.ring
     assert "three/job/0/out waits for one/job/0/in" in status.ring
@@ -148,7 +148,7 @@ def test_lint_names_each_ring_once() -> None:
     board = board_of(*ring("a", "b"), *ring("c", "d", "e"))
     found = [
         one
-        for one in lint(collect_lint_input(board, take_snapshot(board)))
+        for one in lint(collect_lint_input(board.reader, take_snapshot(board.reader)))
         if one.code == "WaitsInRing"
     ]
     assert [one.resource for one in found] == [
@@ -162,7 +162,9 @@ def test_lint_of_some_namespaces_is_silent_about_rings_through_others() -> None:
     board = board_of(*ring("a", "b"))
     assert [
         one
-        for one in lint(collect_lint_input(board, take_snapshot(board, frozenset({"elsewhere"}))))
+        for one in lint(
+            collect_lint_input(board.reader, take_snapshot(board.reader, frozenset({"elsewhere"})))
+        )
         if one.code == "WaitsInRing"
     ] == []
 
@@ -171,23 +173,23 @@ def test_lint_of_some_namespaces_is_silent_about_rings_through_others() -> None:
 def test_whatif_says_which_change_would_close_a_ring(last: int) -> None:
     made = ring("a", "b")
     board = board_of(*(r for at, r in enumerate(made) if at != last))
-    assert board.rings() == []
+    assert board.reader.rings() == []
     new = replace(made[last], uid="")
-    found = forecast(board, Proposal(puts=(new,)))
+    found = forecast(board.reader, Proposal(puts=(new,)))
     assert [(p.code, p.refused, p.index) for p in found.problems] == [("WaitsInRing", False, 0)]
     assert "? " in render_forecast(found)
     assert "waits for" in render_forecast(found)
-    assert board.rings() == []
+    assert board.reader.rings() == []
 
 
 def test_whatif_says_nothing_of_a_ring_that_there_is_or_that_would_drop() -> None:
     made = ring("a", "b")
     board = board_of(*made)
     again = sends("a", "of-a", buffer={"maxBytes": "1Mi"})
-    assert forecast(board, Proposal(puts=(replace(again, uid=""),))).problems == ()
+    assert forecast(board.reader, Proposal(puts=(replace(again, uid=""),))).problems == ()
     open_ = board_of(*made[:3])
     dropping = reads("b", "of-a", onCongestion="drop")
-    assert forecast(open_, Proposal(puts=(replace(dropping, uid=""),))).problems == ()
+    assert forecast(open_.reader, Proposal(puts=(replace(dropping, uid=""),))).problems == ()
 
 
 # ---- against a plain search --------------------------------------------------------------------
@@ -239,4 +241,4 @@ def test_a_board_knows_the_rings_after_each_change(steps: list[tuple[str, str]])
             edges[a, b] = uid = f"{a}{b}{version}"
             wants = import_of(f"{b}/of-{a}", uid=uid, subscription=f'kind == "of-{a}"')
             board.handle(ImportApplied(import_=wants, version=version))
-        assert {one.members for one in board.rings()} == plain(set(edges))
+        assert {one.members for one in board.reader.rings()} == plain(set(edges))

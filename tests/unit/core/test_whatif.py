@@ -53,7 +53,7 @@ KINDS: tuple[Kind, ...] = ("Export", "Import")
 
 
 def pairs(board: Board) -> dict[tuple[str, str], Route]:
-    return {(route.export_uid, route.import_uid): route for route in board.routes()}
+    return {(route.export_uid, route.import_uid): route for route in board.reader.routes()}
 
 
 # ---- applying for real -------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def apply(board: Board, proposal: Proposal) -> tuple[list[int], dict[tuple[Kind,
             board.handle(ImportApplied(import_=resource, version=version))
     for index, (kind, key, name) in enumerate(proposal.deletes, len(proposal.puts)):
         version += 1
-        holder = board.export_at(key) if kind == "Export" else board.import_at(key)
+        holder = board.reader.export_at(key) if kind == "Export" else board.reader.import_at(key)
         if holder is None or (name and name != name_of(holder)):
             refused.append(index)
         elif kind == "Export":
@@ -96,7 +96,9 @@ def identified(board: Board, index: int, resource: Resource) -> Resource | None:
     key = resource.key
     if resource.name and has_name_elsewhere(board, resource):
         return None
-    holder = board.export_at(key) if isinstance(resource, Export) else board.import_at(key)
+    holder = (
+        board.reader.export_at(key) if isinstance(resource, Export) else board.reader.import_at(key)
+    )
     if holder is None:
         return replace(resource, uid=f"proposed/{index:08}", created=1e9 + index)
     if holder.name and resource.name and holder.name != resource.name:
@@ -108,15 +110,15 @@ def identified(board: Board, index: int, resource: Resource) -> Resource | None:
 def has_name_elsewhere(board: Board, resource: Resource) -> bool:
     """Tell whether another port has the name of a resource."""
     kind, key = kind_of(resource), resource.key
-    uid = board.uid_by_name(kind, key.namespace, resource.name)
-    other = None if uid is None else board.get(kind, uid)
+    uid = board.reader.uid_by_name(kind, key.namespace, resource.name)
+    other = None if uid is None else board.reader.get(kind, uid)
     return other is not None and other.name == resource.name and other.key != key
 
 
 def is_refused(board: Board, resource: Resource) -> bool:
     if isinstance(resource, Export):
         return False
-    candidates = [x for x in board.exports() if board.is_accepted("Export", x.uid)]
+    candidates = [x for x in board.reader.exports() if board.reader.is_accepted("Export", x.uid)]
     return (
         expression_problem(resource.subscription, "subscription") is not None
         or import_filter_problem(resource, candidates) is not None
@@ -188,14 +190,14 @@ def test_a_mirror_shows_what_is_held_now_whatever_it_showed_before(
     earlier: list[Resource], held: list[Resource], proposal: Proposal
 ) -> None:
     mirror = BoardCopy()
-    mirror.load(take_snapshot(board_of(*earlier)))
+    mirror.load(take_snapshot(board_of(*earlier).reader))
     board = board_of(*keeping_names(earlier, held))
-    shown = mirror.load(take_snapshot(board))
+    shown = mirror.load(take_snapshot(board.reader))
 
-    assert (shown.exports(), shown.imports()) == (board.exports(), board.imports())
-    assert shown.routes() == board.routes()
+    assert (shown.exports(), shown.imports()) == (board.reader.exports(), board.reader.imports())
+    assert shown.routes() == board.reader.routes()
     if fits(held, proposal):
-        assert forecast(shown, proposal) == forecast(board, proposal)
+        assert forecast(shown, proposal) == forecast(board.reader, proposal)
 
 
 @settings(deadline=None, max_examples=300)
@@ -206,10 +208,10 @@ def test_a_forecast_is_the_difference_that_applying_makes_and_changes_nothing(
     if not fits(held, proposal):
         return
     board = board_of(*held)
-    before, seen = pairs(board), picture(board)
-    rings = {ring.members for ring in board.rings()}
-    found = forecast(board, proposal)
-    assert picture(board) == seen
+    before, seen = pairs(board), picture(board.reader)
+    rings = {ring.members for ring in board.reader.rings()}
+    found = forecast(board.reader, proposal)
+    assert picture(board.reader) == seen
     refused, put = apply(board, proposal)
     after = pairs(board)
 
@@ -233,7 +235,7 @@ def test_a_forecast_is_the_difference_that_applying_makes_and_changes_nothing(
     idle = [p for p in found.problems if not p.refused]
     closed = [p.detail for p in idle if p.code == "WaitsInRing"]
     assert {p.index: p.code for p in idle if p.code != "WaitsInRing"} == left_out(board, put)
-    new = sorted(ring.describe() for ring in board.rings() if ring.members not in rings)
+    new = sorted(ring.describe() for ring in board.reader.rings() if ring.members not in rings)
     assert sorted(closed) == (new if put else [])
 
 
@@ -241,10 +243,10 @@ def why_gone(board: Board, route: Route) -> str:
     """Return the word for the end of a route, from the board without it."""
     sides: list[Resource] = []
     for kind, uid in ((KINDS[0], route.export_uid), (KINDS[1], route.import_uid)):
-        resource = board.get(kind, uid)
+        resource = board.reader.get(kind, uid)
         if resource is None:
             return f"{kind}Removed"
-        status = board.status(kind, uid)
+        status = board.reader.status(kind, uid)
         if status is not None and status.reason in ("PortTaken", "StreamIdTaken"):
             return status.reason
         sides.append(resource)
@@ -258,7 +260,7 @@ def why_gone(board: Board, route: Route) -> str:
 
 def left_out(board: Board, put: dict[tuple[Kind, str], int]) -> dict[int, str]:
     """Return the words for what was put and takes no part, by place."""
-    statuses = {index: board.status(kind, uid) for (kind, uid), index in put.items()}
+    statuses = {index: board.reader.status(kind, uid) for (kind, uid), index in put.items()}
     return {
         index: status.reason
         for index, status in statuses.items()
@@ -281,7 +283,7 @@ def test_a_forecast_is_told_line_by_line() -> None:
         import_of("audit/trades"),
     )
     found = forecast(
-        board,
+        board.reader,
         proposed(
             import_of("alerts/trades", filter="price>1.0", onCongestion="drop"),
             import_of("audit/trades", subscription='kind == "quote"'),
@@ -314,7 +316,7 @@ def test_a_forecast_is_told_line_by_line() -> None:
 
 def test_what_is_there_already_changes_nothing() -> None:
     board = board_of(export_of(), import_of())
-    found = forecast(board, proposed(export_of(), import_of()))
+    found = forecast(board.reader, proposed(export_of(), import_of()))
 
     assert (found.added, found.cut, found.changed, found.unchanged) == ((), (), (), 1)
     assert render_forecast(found) == "0 added, 0 cut, 1 kept, 0 changed"
@@ -324,7 +326,7 @@ def test_a_second_stream_of_an_id_would_be_there_without_effect() -> None:
     board = board_of(
         export_of("feed/one", uid="x", streamId="s"), import_of(streams=[{"streamId": "s"}])
     )
-    found = forecast(board, proposed(export_of("feed/two", streamId="s")))
+    found = forecast(board.reader, proposed(export_of("feed/two", streamId="s")))
 
     assert (found.added, found.unchanged) == ((), 1)
     assert render_forecast(found).startswith("  ? export default/feed/0/two: StreamIdTaken: ")
@@ -337,7 +339,7 @@ def test_a_second_stream_of_an_id_would_be_there_without_effect() -> None:
 
 def test_a_port_of_another_name_is_refused() -> None:
     board = board_of(replace(export_of(), name="mine"), import_of())
-    found = forecast(board, proposed(replace(export_of(properties={}), name="yours")))
+    found = forecast(board.reader, proposed(replace(export_of(properties={}), name="yours")))
 
     assert (found.cut, found.unchanged) == ((), 1)
     assert [(p.code, p.refused) for p in found.problems] == [("PortTaken", True)]
@@ -345,7 +347,7 @@ def test_a_port_of_another_name_is_refused() -> None:
 
 def test_a_name_of_another_port_is_refused() -> None:
     board = board_of(replace(export_of(), name="mine"), import_of())
-    found = forecast(board, proposed(replace(export_of("b/p"), name="mine")))
+    found = forecast(board.reader, proposed(replace(export_of("b/p"), name="mine")))
 
     assert (found.added, found.cut, found.unchanged) == ((), (), 1)
     assert [(p.code, p.refused) for p in found.problems] == [("NameTaken", True)]
@@ -362,9 +364,9 @@ def test_a_forecast_can_be_ended_and_is_told_how_many_routes_there_are() -> None
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        forecast(board, wants, watch=watch)
+        forecast(board.reader, wants, watch=watch)
     assert seen == [0, 0, 0, 0, 5, 10]
-    assert board.imports() == []
+    assert board.reader.imports() == []
 
 
 def test_a_filter_is_judged_by_what_the_proposal_has_put_before() -> None:
@@ -372,7 +374,7 @@ def test_a_filter_is_judged_by_what_the_proposal_has_put_before() -> None:
     wants = import_of(filter="size > 1")
     sized = export_of("b/p", schema=[{"name": "size", "type": "bigint"}])
 
-    assert [p.code for p in forecast(board, proposed(wants)).problems] == ["FilterInvalid"]
-    found = forecast(board, proposed(sized, wants))
+    assert [p.code for p in forecast(board.reader, proposed(wants)).problems] == ["FilterInvalid"]
+    found = forecast(board.reader, proposed(sized, wants))
     assert found.problems == ()
     assert [str(route.export) for route in found.added] == ["default/b/0/p"]

@@ -34,7 +34,7 @@ def full_view() -> View:
         import_of("loop/refused", filter="size > 1"),
     )
     board.handle(AgentRegistered(pe=pe("loop"), registration=registration()))
-    view = board.view(pe("loop"))
+    view = board.reader.view(pe("loop"))
     assert view is not None
     return with_capabilities(view, lambda key, route: f"{key}>{route.export}")
 

@@ -44,7 +44,7 @@ def asked(wanted: Object | None, stored: Object | None = None, **more: Any) -> O
 
 
 def answer(document: Object, board: Board | None = None, *namespaces: str) -> Object:
-    found = review(document, Board() if board is None else board, namespaces)
+    found = review(document, (Board() if board is None else board).reader, namespaces)
     assert (found["apiVersion"], found["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     response: Object = found["response"]
     assert response.pop("uid") == "r"
@@ -73,7 +73,7 @@ def test_an_expression_with_an_error_is_refused_with_the_sentence_of_rest_and_it
     spec: Object, lines: list[str]
 ) -> None:
     spec = {**IMPORT, "subscription": 'kind == "a"', **spec}
-    rest = find_put_problem(BoardOverlay(board_of()), read_spec("Import", spec))
+    rest = find_put_problem(BoardOverlay(board_of().reader), read_spec("Import", spec))
     assert rest is not None
 
     found = message(answer(asked(body("Import", spec)))).split("\n")
@@ -116,7 +116,7 @@ def test_a_filter_that_fits_no_export_is_allowed_with_the_sentence_of_rest_as_a_
     """The Exports may be about to change: a set of manifests is applied one by one."""
     spec = {**IMPORT, "subscription": 'kind == "trade"', "filter": 'price > "much"'}
     board = board_of(PRICES)
-    rest = find_put_problem(BoardOverlay(board), read_spec("Import", spec))
+    rest = find_put_problem(BoardOverlay(board.reader), read_spec("Import", spec))
     assert isinstance(rest, StreambrokerError)
 
     response = answer(asked(body("Import", spec)), board)
@@ -157,4 +157,4 @@ def test_other_namespaces_and_kinds_are_not_judged() -> None:
 @pytest.mark.parametrize("document", [None, [], {}, {"request": 1}, {"request": {}}])
 def test_what_is_no_review_is_no_answer(document: object) -> None:
     with pytest.raises(ValueError, match="AdmissionReview"):
-        review(document, Board())
+        review(document, Board().reader)

@@ -37,7 +37,9 @@ class Bench:
         self.board = board_of(*resources)
         self.now = 1000.0
         self.offers: list[Name] = []
-        self.nearest = NearestSentences(self.board, self.offers.append, clock=lambda: self.now)
+        self.nearest = NearestSentences(
+            self.board.reader, self.offers.append, clock=lambda: self.now
+        )
 
     def work(self, *resources: Resource) -> list[Name]:
         """Ask for sentences, compute, and return what was offered."""
@@ -52,7 +54,7 @@ class Bench:
 
     def change(self, export: Export, **properties: Any) -> Export:
         changed = replace(export, generation=export.generation + 1, properties=properties)
-        version = max(self.board.point) + 1
+        version = max(self.board.reader.point) + 1
         self.board.handle(ExportApplied(export=changed, version=version))
         return changed
 
@@ -85,7 +87,7 @@ def test_imports_of_other_namespaces_are_not_named() -> None:
 def test_a_message_with_a_full_stop_does_not_get_a_second_one() -> None:
     export = export_of("feed/news", schema=[{"name": "bid", "type": "double"}])
     board = board_of(WISH, export)
-    text = nearest_sentence(take_snapshot(board), replace(WISH, filter="price > 1"))
+    text = nearest_sentence(take_snapshot(board.reader), replace(WISH, filter="price > 1"))
     assert text.endswith("there are `bid`.")
 
 
@@ -115,7 +117,7 @@ def test_a_changed_resource_does_not_wait_for_its_pace() -> None:
     bench = Bench(WISH, NEWS)
     bench.work(WISH)
     changed = replace(WISH, generation=2, subscription='kind == "sport"')
-    bench.board.handle(ImportApplied(import_=changed, version=max(bench.board.point) + 1))
+    bench.board.handle(ImportApplied(import_=changed, version=max(bench.board.reader.point) + 1))
 
     assert bench.nearest.get(("Import", WISH.uid), 2) is None
     assert bench.work(changed) == [("Import", WISH.uid)]

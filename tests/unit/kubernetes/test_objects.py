@@ -77,7 +77,7 @@ class Scripted(Api):
 
 def store_of(api: Scripted, board: Board | None = None) -> KubernetesStore:
     filled = board_of(ALERTS) if board is None else board
-    return KubernetesStore(Objects(api), filled, secret=b"s" * 32)
+    return KubernetesStore(Objects(api), filled.reader, secret=b"s" * 32)
 
 
 def failure(status: int, message: str = "no", **more: Any) -> Answer:
@@ -106,7 +106,7 @@ async def test_what_changed_meanwhile_is_read_again_up_to_three_times() -> None:
 async def test_what_is_written_is_counted_by_what_came_of_it() -> None:
     api = Scripted()
     objects = Objects(api)
-    store = KubernetesStore(objects, board_of(ALERTS), secret=b"s" * 32)
+    store = KubernetesStore(objects, board_of(ALERTS).reader, secret=b"s" * 32)
     api.answers = [STALE, api.done()]
     await store.put(CHANGED, touched=(("filter",),))
     for answer in (failure(403), failure(503), ApiUnreachableError("gone")):
@@ -125,7 +125,7 @@ async def test_what_is_written_is_counted_by_what_came_of_it() -> None:
 async def test_an_agent_that_registers_writes_a_status() -> None:
     api = Scripted()
     objects = Objects(api)
-    store = KubernetesStore(objects, board_of(ALERTS), secret=b"s" * 32)
+    store = KubernetesStore(objects, board_of(ALERTS).reader, secret=b"s" * 32)
     api.answers = [api.done()]
     await store.register(ALERTS.key.owner, registration())
 

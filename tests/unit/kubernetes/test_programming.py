@@ -26,7 +26,7 @@ class Bench:
         self.now = 0.0
         self.programming = ProgrammedTracker(
             self.version,
-            lambda pe: self.board.registration(pe) is not None,
+            lambda pe: self.board.reader.registration(pe) is not None,
             on_applied=self.took.append,
             clock=lambda: self.now,
         )
@@ -34,7 +34,7 @@ class Bench:
             self.tell(AgentRegistered(pe=one, registration=registration(), version=1))
 
     def version(self, one: PeKey) -> str | None:
-        view = self.board.view(one)
+        view = self.board.reader.view(one)
         return None if view is None else view.version
 
     def tell(self, event: Any, *changed: str) -> None:
@@ -288,9 +288,9 @@ class Programmed(RuleBasedStateMachine):
     @rule(filter_=st.sampled_from(["price > 1.0", "price > 2.0", "price > 3.0"]))
     def change(self, filter_: str) -> None:
         self.number += 1
-        before = self.bench.board.get("Import", self.bench.import_.uid)
+        before = self.bench.board.reader.get("Import", self.bench.import_.uid)
         self.bench.refilter(filter_, self.number)
-        if self.bench.board.get("Import", self.bench.import_.uid) != before:
+        if self.bench.board.reader.get("Import", self.bench.import_.uid) != before:
             self.need = self.number
 
     @rule(name=st.sampled_from(["quotes", "news"]), value=st.integers(0, 2))

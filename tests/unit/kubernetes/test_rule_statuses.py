@@ -52,7 +52,7 @@ class Bench:
 
     def fresh(self) -> RuleReconciler:
         return RuleReconciler(
-            self.board,
+            self.board.reader,
             lambda name, urgent: self.offers.append((name, urgent)),
             on_written=lambda write: self.notes.extend(transition_notes(write)),
             clock=lambda: self.now,

@@ -23,7 +23,9 @@ GONE = Answer(status=404, body={"details": {"name": "dear"}})
 async def test_a_rule_that_is_gone_is_not_made_again_by_enabling_it() -> None:
     api, board = FakeApi(lambda _: GONE), Board()
     board.handle(Synced(kind=RULE, listed=((DEAR, 3),), version=3))
-    rules = Rules(KubernetesStore(Objects(api), board, secret=b"s" * 32), board, lambda _: None)
+    rules = Rules(
+        KubernetesStore(Objects(api), board.reader, secret=b"s" * 32), board.reader, lambda _: None
+    )
 
     with pytest.raises(RequestError) as caught:
         await rules.enable(DEAR.key)

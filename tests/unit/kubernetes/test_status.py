@@ -85,7 +85,7 @@ def test_ready_names_the_first_thing_that_is_missing(
 
 def test_an_expression_that_cannot_be_read_is_told_with_its_position() -> None:
     broken = import_of(subscription="kind == == 1")
-    status = board_of(broken).status("Import", broken.uid)
+    status = board_of(broken).reader.status("Import", broken.uid)
     assert status is not None
 
     told = made(broken, status)

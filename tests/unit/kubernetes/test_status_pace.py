@@ -36,7 +36,7 @@ class Bench:
         self.board = board_of(*(replace(import_of(f"{x}/p", uid=x), name=x) for x in names))
         pace = WriteRateLimiter(per_s)
         self.writer = StatusWriter(self.api, self, leads=lambda: True, rate_limiter=pace)
-        self.agents = Registrations(Objects(self.api), self.board, pace)
+        self.agents = Registrations(Objects(self.api), self.board.reader, pace)
 
     def build(self, name: Name) -> StatusWrite | None:
         if name not in self.wanted:

@@ -48,7 +48,7 @@ class Bench:
         self.now = 1000.0
         self.turned: list[Name] = []
         self.statuses = PortReconciler(
-            self.board,
+            self.board.reader,
             lambda name, urgent: self.offers.append((name, urgent)),
             on_export_state=self.turned.append,
             clock=lambda: self.now,
@@ -89,7 +89,7 @@ class Bench:
         return write
 
     def poll(self, job: str) -> None:
-        view = self.board.view(pe(job))
+        view = self.board.reader.view(pe(job))
         assert view is not None
         self.statuses.on_report(pe(job), ViewReport(view.version))
 
@@ -246,7 +246,7 @@ def test_an_agent_that_registers_and_polls_has_the_ends_of_its_routes_looked_at(
     said.append(reason(bench.write(IMPORT), "Programmed"))
 
     for job in ("feed", "alerts"):
-        view = bench.board.view(pe(job))
+        view = bench.board.reader.view(pe(job))
         assert view is not None
         bench.statuses.on_report(pe(job), ViewReport(view.version))
     assert set(bench.asked()) == {EXPORT, IMPORT}
@@ -640,7 +640,7 @@ def test_a_lost_feed_changes_no_status() -> None:
 def test_before_both_kinds_are_read_nothing_is_written_and_then_everything() -> None:
     board = Board()
     offers: list[Name] = []
-    statuses = PortReconciler(board, lambda name, urgent: offers.append(name))
+    statuses = PortReconciler(board.reader, lambda name, urgent: offers.append(name))
     for name in (EXPORT, IMPORT):
         metadata = {"uid": name[1], "resourceVersion": "1"}
         statuses.observe(name[0], {"metadata": metadata}, True)

@@ -15,6 +15,7 @@ from streambroker_core.board.events import (
     ImportRemoved,
     PeDeclared,
     PeWithdrawn,
+    ResourceChanged,
     RouteChange,
     RoutesChanged,
     RuleApplied,
@@ -25,7 +26,7 @@ from streambroker_core.board.events import (
     Unreadable,
     WriteReverted,
 )
-from streambroker_core.board.reader import claimed_stream
+from streambroker_core.board.reader import BoardReader, claimed_stream
 from streambroker_core.board.rule_index import RuleIndex
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "AgentRegistered",
     "Board",
     "BoardEvent",
+    "BoardReader",
     "CaughtUp",
     "ExportApplied",
     "ExportRemoved",
@@ -43,6 +45,7 @@ __all__ = [
     "ImportRemoved",
     "PeDeclared",
     "PeWithdrawn",
+    "ResourceChanged",
     "RouteChange",
     "RoutesChanged",
     "RuleApplied",

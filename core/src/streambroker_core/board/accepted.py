@@ -8,20 +8,73 @@ exist but is unknown, an Import is held: agents keep its existing routes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, cast
 
-from streambroker_core.board.events import Unreadable
+from streambroker_core.board.events import R, ResourceChanged, Unreadable
+from streambroker_core.board.reader import BoardState
+from streambroker_core.board.resource_cache import ResourceCache
 from streambroker_core.board.rule_index import rule_problem
 from streambroker_core.board.views import find_fault
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.matching import NoMatch, import_filter_problem
 from streambroker_core.model import Export, Import, RejectedGeneration, Rule
 
 Entry: TypeAlias = "Export | Import | Rule | Unreadable"
-R = TypeVar("R", Export, Import, Rule)
 FilterCheck: TypeAlias = "Callable[[Import], StreambrokerError | None]"
 """Returns what is wrong with an Import's filter for the existing Exports."""
+
+
+class Generations:
+    """Selects the running generation of each resource of a board."""
+
+    def __init__(self, state: BoardState) -> None:
+        self._state = state
+        # Imports whose running generation depends on Exports.
+        self._undecided: set[str] = set()
+
+    def select(self, cache: ResourceCache[R], entry: R | Unreadable) -> R | Unreadable:
+        """Return the generation that runs, of a resource that was seen."""
+        if isinstance(entry, Export):
+            return entry
+        return select_running(entry, cache.get(entry.uid), self._check_filter)
+
+    def _check_filter(self, import_: Import) -> StreambrokerError | None:
+        """Return why the filter suits no Export that the Import would match without it."""
+        if import_.filter is None or import_.schema is not None:
+            return None
+        outcomes = self._state.matcher.outcomes_for(replace(import_, filter=None))
+        exports = [self._state.exports.cache.get(uid) for uid in sorted(outcomes)]
+        return import_filter_problem(import_, [one for one in exports if one is not None])
+
+    def update(self, uid: str) -> None:
+        """Record whether the running generation of an Import depends on Exports."""
+        one = self._state.imports.cache.get(uid)
+        if one is not None and (
+            one.last_accepted or one.earlier_unknown or (one.rejected and one.rejected.resource)
+        ):
+            self._undecided.add(uid)
+        else:
+            self._undecided.discard(uid)
+
+    def recheck(self) -> Iterator[ResourceChanged[Import]]:
+        """Select the running generation again for Imports where it depends on Exports."""
+        cache = self._state.imports.cache
+        for uid in sorted(self._undecided):
+            current = cache.get(uid)
+            if current is None or (
+                current.rejected is None and not current.held and not self._has_invalid_filter(uid)
+            ):
+                continue
+            latest = current if current.rejected is None else current.rejected.resource
+            entry = self.select(cache, cast("Import", latest))
+            if isinstance(entry, Import) and entry != current:
+                yield from cache.replace_entry(entry)
+
+    def _has_invalid_filter(self, uid: str) -> bool:
+        outcomes = self._state.imports.outcomes_of(uid).values()
+        return any(isinstance(one, NoMatch) and one.reason == "FilterInvalid" for one in outcomes)
 
 
 def select_running(

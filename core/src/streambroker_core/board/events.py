@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 from streambroker_core.model import (
+    RULE,
     AnyKind,
     Export,
     Import,
@@ -19,6 +20,8 @@ from streambroker_core.model import (
 from streambroker_core.wire.broker.hints import Point
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.broker.view import RefusedPair
+
+R = TypeVar("R", Export, Import, Rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,36 +54,60 @@ class _Removed:
 class ExportApplied(_Applied):
     """An Export was seen."""
 
+    kind: ClassVar[AnyKind] = "Export"
     export: Export
+
+    @property
+    def resource(self) -> Export:
+        """The Export."""
+        return self.export
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRemoved(_Removed):
     """An Export was deleted."""
 
+    kind: ClassVar[AnyKind] = "Export"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportApplied(_Applied):
     """An Import was seen."""
 
+    kind: ClassVar[AnyKind] = "Import"
     import_: Import
+
+    @property
+    def resource(self) -> Import:
+        """The Import."""
+        return self.import_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportRemoved(_Removed):
     """An Import was deleted."""
 
+    kind: ClassVar[AnyKind] = "Import"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleApplied(_Applied):
     """A rule of patterns was seen."""
 
+    kind: ClassVar[AnyKind] = RULE
     rule: Rule
+
+    @property
+    def resource(self) -> Rule:
+        """The rule."""
+        return self.rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleRemoved(_Removed):
     """A rule was deleted."""
+
+    kind: ClassVar[AnyKind] = RULE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +298,30 @@ class WriteReverted:
     difference: Difference
 
 
-Action: TypeAlias = HintAction | RoutesChanged | StatusChanged | WriteReverted
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceChanged(Generic[R]):
+    """One resource before and after; None if absent or unreadable.
+
+    Attributes:
+        version: at which it changed; of a deletion, that of its event.
+    """
+
+    kind: AnyKind
+    uid: str
+    old: R | None
+    new: R | None
+    version: int
+
+    @property
+    def has_new_port(self) -> bool:
+        """Whether its port changed, so that no outcome of the old port applies."""
+        old, new = self.old, self.new
+        return old is not None and new is not None and tuple(old.key) != tuple(new.key)
+
+
+AnyChange: TypeAlias = ResourceChanged[Export] | ResourceChanged[Import] | ResourceChanged[Rule]
+
+Action: TypeAlias = HintAction | RoutesChanged | StatusChanged | WriteReverted | AnyChange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from streambroker_core.board.resource_cache import ResourceChanged
+from streambroker_core.board.events import ResourceChanged
 from streambroker_core.model import Export, Import, PeKey, PortKey, seniority
 
 R = TypeVar("R", Export, Import)

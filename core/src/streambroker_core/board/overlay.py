@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from streambroker_core.board import Board, claimed_stream
+from streambroker_core.board import BoardReader, claimed_stream
 from streambroker_core.model import Export, Kind, PortKey, Resource, kind_of, seniority
 
 
 class BoardOverlay:
     """Proposed changes of resources over an unchanged board."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: BoardReader) -> None:
         self.board = board
         self.changed: dict[Kind, dict[str, Resource | None]] = {"Export": {}, "Import": {}}
         self._claims_by_port: dict[tuple[Kind, PortKey], dict[str, Resource]] = {}

@@ -7,9 +7,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from streambroker_core.board.name_ownership import NameOwnership
-from streambroker_core.board.resource_cache import ResourceCache, ResourceChanged
+from streambroker_core.board.resource_cache import ResourceCache
 from streambroker_core.matching import Match, MatchResult
-from streambroker_core.model import Export, Import, PeKey, PortKey
+from streambroker_core.model import Export, Import, Kind, PeKey, PortKey
 
 R = TypeVar("R", Export, Import)
 
@@ -80,14 +80,10 @@ class PortIndex(Generic[R]):
     A resource keeps its port as long as it has its uid.
     """
 
-    def __init__(self, claimed_stream: Callable[[R], Hashable | None]) -> None:
-        self.cache: ResourceCache[R] = ResourceCache()
+    def __init__(self, kind: Kind, claimed_stream: Callable[[R], Hashable | None]) -> None:
+        self.cache: ResourceCache[R] = ResourceCache(kind)
         self.ownership: NameOwnership[R] = NameOwnership(self.cache.get, claimed_stream)
         self._peers_by_uid: dict[str, PeerSet] = {}
-
-    def apply(self, change: ResourceChanged[R]) -> set[str]:
-        """Apply a change; return the uids whose ownership may have changed."""
-        return self.ownership.apply(change)
 
     def set_outcomes(
         self, resource: R, outcomes: Mapping[str, MatchResult], other: PortIndex[Any]

@@ -12,7 +12,7 @@ from streambroker_core.board.resource_cache import ResourceCache
 from streambroker_core.board.rule_index import RuleIndex
 from streambroker_core.board.views import ACCEPTED, build_route, build_view
 from streambroker_core.board.wait_cycles import Ring, WaitEdge, WaitRings, wait_edges
-from streambroker_core.matching import IndexMatcher, IndexStats, Match, Matcher, MatchResult
+from streambroker_core.matching import IndexStats, Match, Matcher, MatchResult
 from streambroker_core.model import (
     RULE,
     AnyKind,
@@ -39,26 +39,55 @@ def claimed_stream(export: Export) -> tuple[str, str, str | None, str, str] | No
     return (key.namespace, application.scope, application.name, key.job, export.stream_id)
 
 
-class BoardReader:
-    """Current resources, routes, views and statuses of a board.
+class BoardState:
+    """What a board knows. `Board` changes it; `BoardReader` only reads it.
 
-    A `matcher` decides pairs; an index by default. Only the board changes `rules`.
+    Attributes:
+        matcher: decides pairs.
+        agents: the last registration of each PE's agent.
+        versions: view versions, 16 bytes each, empty before the first. Views are built on request.
+        statuses: a resource without an entry is accepted and has no match.
+        faults: of Imports, as far as they do not depend on Exports.
+        held_imports: namespace of each held Import, by uid.
+        settled: both kinds were listed and processed.
     """
 
-    def __init__(self, matcher: Matcher | None = None) -> None:
+    def __init__(self, matcher: Matcher) -> None:
+        self.matcher = matcher
         self.rules = RuleIndex()
-        self._matcher: Matcher = IndexMatcher() if matcher is None else matcher
-        self._exports: PortIndex[Export] = PortIndex(claimed_stream)
-        self._imports: PortIndex[Import] = PortIndex(lambda _: None)
-        self._agents: dict[PeKey, AgentRegistered] = {}
-        # View versions, 16 bytes each, empty before the first. Views are built on request.
-        self._versions: dict[PeKey, bytes] = {}
-        # A resource without an entry is accepted and has no match.
-        self._statuses: dict[tuple[Kind, str], Status] = {}
-        self._settled = False
-        # Namespace of each held Import.
-        self._held_imports: dict[str, str] = {}
-        self._rings = WaitRings(self.wait_edges, self._is_relay)
+        self.exports: PortIndex[Export] = PortIndex("Export", claimed_stream)
+        self.imports: PortIndex[Import] = PortIndex("Import", lambda _: None)
+        self.agents: dict[PeKey, AgentRegistered] = {}
+        self.versions: dict[PeKey, bytes] = {}
+        self.statuses: dict[tuple[Kind, str], Status] = {}
+        self.faults: dict[str, Status] = {}
+        self.held_imports: dict[str, str] = {}
+        self.settled = False
+
+    def ports(self, kind: Kind) -> PortIndex[Any]:
+        """Return the index of one kind of ports."""
+        return self.exports if kind == "Export" else self.imports
+
+    def cache(self, kind: AnyKind) -> ResourceCache[Any]:
+        """Return the cache of one kind of resources."""
+        return self.rules.cache if kind == RULE else self.ports(kind).cache
+
+    def registration(self, pe: PeKey) -> Registration | None:
+        """Return the last registration of a PE's agent."""
+        agent = self.agents.get(pe)
+        return None if agent is None else agent.registration
+
+
+class BoardReader:
+    """Current resources, routes, views and statuses of a board. Only the board changes `rules`."""
+
+    def __init__(self, state: BoardState) -> None:
+        self._state = state
+        self.rules = state.rules
+        self.registration = state.registration
+        self._exports, self._imports = state.exports, state.imports
+        self._versions, self._statuses = state.versions, state.statuses
+        self.wait_rings = WaitRings(self.wait_edges, self._is_relay)
 
     def _is_relay(self, pe: PeKey) -> bool:
         return bool(self._imports.uids_of_pe(pe) and self._exports.uids_of_pe(pe))
@@ -70,12 +99,12 @@ class BoardReader:
 
     def rings(self) -> list[Ring]:
         """Return the rings of PEs that may wait for each other, ordered by their first PEs."""
-        return self._rings.list_all()
+        return self.wait_rings.list_all()
 
-    def _describe_ring(self, kind: Kind, uid: str) -> str:
+    def describe_ring(self, kind: Kind, uid: str) -> str:
         """Return a sentence about the ring that contains a route of a resource, or ""."""
-        resource = self._index(kind).cache.get(uid)
-        ring = None if resource is None else self._rings.get(resource.key.owner)
+        resource = self._state.ports(kind).cache.get(uid)
+        ring = None if resource is None else self.wait_rings.get(resource.key.owner)
         if resource is None or ring is None:
             return ""
         for route in self.routes_of(kind, uid):
@@ -87,17 +116,8 @@ class BoardReader:
                     return ring.describe(resource.key.namespace)
         return ""
 
-    def _index(self, kind: Kind) -> PortIndex[Any]:
-        return self._exports if kind == "Export" else self._imports
-
-    def _cache(self, kind: AnyKind) -> ResourceCache[Any]:
-        return self.rules.cache if kind == RULE else self._index(kind).cache
-
-    def uids_ahead_of_feed(self, kind: Kind) -> list[str]:
-        """Return the uids of resources that this broker's writes changed ahead of the feed."""
-        return self._index(kind).cache.uids_ahead_of_feed()
-
-    def _route(self, export_uid: str, import_uid: str) -> Route | None:
+    def route(self, export_uid: str, import_uid: str) -> Route | None:
+        """Return the route between two resources, or None."""
         export = self._exports.cache.get(export_uid)
         import_ = self._imports.cache.get(import_uid)
         outcome = self._exports.outcomes_of(export_uid).get(import_uid)
@@ -108,7 +128,7 @@ class BoardReader:
     @property
     def synced(self) -> bool:
         """Whether both kinds were listed and processed; before that there are no views."""
-        return self._settled
+        return self._state.settled
 
     @property
     def stale(self) -> bool:
@@ -127,7 +147,7 @@ class BoardReader:
             return None
         rules = self.rules.view_rules(pe[:2])
         view = build_view(
-            pe, self._exports, self._imports, self.registration, rules, self._held_imports
+            pe, self._exports, self._imports, self.registration, rules, self._state.held_imports
         )
         rules_version = 0 if rules is None else self.rules.resource_version
         return replace(view, version=version.hex(), point=self.point, rules_version=rules_version)
@@ -147,7 +167,7 @@ class BoardReader:
 
     def registrations(self) -> dict[PeKey, Registration]:
         """Return the last registrations of the PEs' agents, unordered."""
-        return {pe: event.registration for pe, event in self._agents.items()}
+        return {pe: event.registration for pe, event in self._state.agents.items()}
 
     def statuses(self) -> dict[tuple[Kind, str], Status]:
         """Return the statuses of all resources that are not accepted or have more to report."""
@@ -156,11 +176,6 @@ class BoardReader:
     def pes(self) -> list[PeKey]:
         """Return the PEs that have a view, in order."""
         return sorted(self.versions())
-
-    def registration(self, pe: PeKey) -> Registration | None:
-        """Return the last registration of a PE's agent."""
-        agent = self._agents.get(pe)
-        return None if agent is None else agent.registration
 
     def exports(self) -> list[Export]:
         """Return all Exports, rivals included, in order of port and age."""
@@ -193,38 +208,35 @@ class BoardReader:
 
     def is_accepted(self, kind: Kind, uid: str) -> bool:
         """Return whether a resource exists and holds what it claims."""
-        side = self._index(kind)
-        return side.ownership.is_accepted(uid)
+        return self._state.ports(kind).ownership.is_accepted(uid)
 
     def standby_uids(self, kind: Kind) -> set[str]:
         """Return the uids of existing resources that do not hold what they claim."""
-        side = self._index(kind)
-        return side.ownership.standby_uids()
+        return self._state.ports(kind).ownership.standby_uids()
 
     def outcomes_for(self, resource: Resource) -> Mapping[str, MatchResult]:
         """Return the matches and near misses that a resource would have, without a change."""
-        return self._matcher.outcomes_for(resource)
+        return self._state.matcher.outcomes_for(resource)
 
     def index_stats(self) -> IndexStats:
         """Return the size of the matcher's index."""
-        return self._matcher.stats()
+        return self._state.matcher.stats()
 
     def get(self, kind: AnyKind, uid: str) -> Resource | None:
         """Return an Export or Import by its uid; for rules use `rules`."""
-        return None if kind == RULE else self._index(kind).cache.get(uid)
+        return None if kind == RULE else self._state.ports(kind).cache.get(uid)
 
     def unreadable(self, kind: AnyKind, uid: str) -> Unreadable | None:
         """Return an unreadable resource by its uid."""
-        return self._cache(kind).unreadable(uid)
+        return self._state.cache(kind).unreadable(uid)
 
     def version_of(self, kind: Kind, uid: str) -> int:
         """Return the version at which a resource changed last; 0 if unknown."""
-        side = self._index(kind)
-        return side.cache.version_of(uid)
+        return self._state.ports(kind).cache.version_of(uid)
 
     def newest_version(self, kind: AnyKind) -> int:
         """Return the highest version at which any of a kind was seen, also ahead of the feed."""
-        return self._cache(kind).newest_version()
+        return self._state.cache(kind).newest_version()
 
     def resources_of(self, pe: PeKey) -> list[Resource]:
         """Return a PE's resources, rivals included, Exports first, in order of their uids."""
@@ -235,8 +247,7 @@ class BoardReader:
 
     def uid_by_name(self, kind: Kind, namespace: str, name: str) -> str | None:
         """Return the uid of the resource that a new one of this name would replace."""
-        side = self._index(kind)
-        return side.cache.uid_by_name(namespace, name)
+        return self._state.ports(kind).cache.uid_by_name(namespace, name)
 
     @property
     def route_count(self) -> int:
@@ -254,22 +265,20 @@ class BoardReader:
     def status(self, kind: AnyKind, uid: str) -> Status | None:
         """Return the status of a resource; None before the board is synced."""
         if kind == RULE:
-            return self.rules.status(uid) if self._settled else None
+            return self.rules.status(uid) if self._state.settled else None
         exists = self.get(kind, uid) or self.unreadable(kind, uid)
-        known = self._settled and exists is not None
+        known = self._state.settled and exists is not None
         return self._statuses.get((kind, uid), ACCEPTED) if known else None
 
     def outcomes(self, kind: Kind, uid: str) -> Mapping[str, MatchResult]:
         """Return matches and near misses of a resource, by the other side's uid."""
-        side = self._index(kind)
-        return dict(side.outcomes_of(uid))
+        return dict(self._state.ports(kind).outcomes_of(uid))
 
     def routes_of(self, kind: Kind, uid: str) -> list[Route]:
         """Return a resource's routes, in order of the other side's port."""
-        side = self._index(kind)
-        peers = side.peers_for(uid).peers()
+        peers = self._state.ports(kind).peers_for(uid).peers()
         pairs = ((uid, peer) if kind == "Export" else (peer, uid) for peer in peers)
-        routes = (self._route(*pair) for pair in pairs)
+        routes = (self.route(*pair) for pair in pairs)
         return [route for route in routes if route is not None]
 
     def routes(self) -> list[Route]:

@@ -20,27 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic
 
-from streambroker_core.board.events import Difference, Unreadable
-from streambroker_core.model import Export, Import, Rule
-
-R = TypeVar("R", Export, Import, Rule)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceChanged(Generic[R]):
-    """One resource before and after; None if absent or unreadable."""
-
-    uid: str
-    old: R | None
-    new: R | None
-
-    @property
-    def has_new_port(self) -> bool:
-        """Whether its port changed, so that no outcome of the old port applies."""
-        old, new = self.old, self.new
-        return old is not None and new is not None and tuple(old.key) != tuple(new.key)
+from streambroker_core.board.events import Difference, R, ResourceChanged, Unreadable
+from streambroker_core.model import AnyKind, Import, Rule
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,7 +111,8 @@ class ResourceCache(Generic[R]):
     at that version, with the difference. The code that reports them empties the list.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: AnyKind) -> None:
+        self._kind = kind
         self._entries: dict[str, _CachedResource[R]] = {}
         self._tombstones: dict[str, _Tombstone[R]] = {}
         self._names: dict[tuple[str, str], tuple[int, str]] = {}
@@ -238,7 +222,10 @@ class ResourceCache(Generic[R]):
         old = cached.resource
         cached.feed_entry = entry if cached.feed_entry is cached.entry else cached.feed_entry
         cached.entry = entry
-        return [ResourceChanged(uid=entry.uid, old=old, new=entry)]
+        return [self._changed(entry.uid, old, entry, cached.version)]
+
+    def _changed(self, uid: str, old: R | None, new: R | None, version: int) -> ResourceChanged[R]:
+        return ResourceChanged(kind=self._kind, uid=uid, old=old, new=new, version=version)
 
     def confirm(self, uid: str | None, version: int) -> list[ResourceChanged[R]]:
         """Record that the feed reached a version, and if `uid` is set, saw that resource there."""
@@ -302,7 +289,7 @@ class ResourceCache(Generic[R]):
         if name[1]:
             self._names[name] = (fresh.version, uid)
         old = None if cached is None else cached.resource
-        return [] if same else [ResourceChanged(uid=uid, old=old, new=fresh.resource)]
+        return [] if same else [self._changed(uid, old, fresh.resource, fresh.version)]
 
     def remove(
         self, uid: str, version: int, *, ahead_of_feed: bool = False
@@ -321,14 +308,15 @@ class ResourceCache(Generic[R]):
             return []
         at = max(version, cached.observed_version) if ahead_of_feed else version
         if at >= cached.observed_version:
-            return self._drop(uid, at, ahead_of_feed=ahead_of_feed)
+            return self._drop(uid, at, reported=version, ahead_of_feed=ahead_of_feed)
         if version >= cached.confirmed_version:
             cached.confirmed_version, cached.feed_entry = version, None
         return []
 
     def _drop(
-        self, uid: str, version: int, *, ahead_of_feed: bool = False
+        self, uid: str, version: int, *, reported: int | None = None, ahead_of_feed: bool = False
     ) -> list[ResourceChanged[R]]:
+        """Delete a resource at a version; `reported` is the version of the event, if different."""
         cached = self._entries.pop(uid, None)
         last = cached or self._tombstones.get(uid)
         tombstone = self._add_tombstone(
@@ -345,7 +333,8 @@ class ResourceCache(Generic[R]):
         name = _name_key(cached.entry)
         if self._names.get(name, (0, ""))[1] == uid:
             self._names[name] = (version, uid)
-        return [ResourceChanged(uid=uid, old=cached.resource, new=None)]
+        at = version if reported is None else reported
+        return [self._changed(uid, cached.resource, None, at)]
 
     def _add_tombstone(
         self, uid: str, version: int, name: tuple[str, str] | None = None
@@ -398,7 +387,7 @@ class ResourceCache(Generic[R]):
                 continue
             if cached.feed_entry is None:
                 self.reverted.append((uid, "ghost"))
-                changes += self._drop(uid, cached.observed_version)
+                changes += self._drop(uid, cached.observed_version, reported=version)
             else:
                 self.reverted.append((uid, "changed"))
                 fresh = self._make_entry(

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from streambroker_core.board.events import Status, Unreadable
-from streambroker_core.board.resource_cache import ResourceCache, ResourceChanged
+from streambroker_core.board.events import ResourceChanged, Status, Unreadable
+from streambroker_core.board.resource_cache import ResourceCache
 from streambroker_core.board.views import ACCEPTED, unreadable_status, with_rejected
 from streambroker_core.cep.rules.validate import find_document_problem
 from streambroker_core.errors import ManifestError, StreambrokerError
-from streambroker_core.model import Rule, RuleKey, rule_name_of
+from streambroker_core.model import RULE, Rule, RuleKey, rule_name_of
 from streambroker_core.wire.broker.view_rules import ViewRule, ViewRules, make_view_rules
 from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_core.wire.manifests.ports import MAX_SPEC
@@ -31,7 +31,7 @@ class RuleIndex:
     """All rules, by uid, by job and by id."""
 
     def __init__(self) -> None:
-        self.cache: ResourceCache[Rule] = ResourceCache()
+        self.cache: ResourceCache[Rule] = ResourceCache(RULE)
         self._of_job: dict[Job, dict[str, list[Rule]]] = {}
         self._problems: dict[str, StreambrokerError] = {}
         self._view_rules: dict[Job, ViewRules] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streambroker_core.board import Board, Synced
+from streambroker_core.board import Board, BoardReader, Synced
 from streambroker_core.diagnose.explain_port import BoardSnapshot
 from streambroker_core.model import Kind, Resource
 
@@ -20,7 +20,7 @@ class BoardCopy:
         self._board = Board(decides_generations=False)
         self._version = 0
 
-    def load(self, snapshot: BoardSnapshot) -> Board:
+    def load(self, snapshot: BoardSnapshot) -> BoardReader:
         """Return a board that contains exactly the resources of a snapshot.
 
         It is the same board each time: a load invalidates earlier results.
@@ -33,4 +33,4 @@ class BoardCopy:
         for kind, resources in kinds:
             listed = tuple((resource, self._version) for resource in resources)
             self._board.handle(Synced(kind=kind, listed=listed, version=self._version))
-        return self._board
+        return self._board.reader

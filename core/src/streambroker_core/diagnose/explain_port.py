@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import TypeVar
 
-from streambroker_core.board import Board
+from streambroker_core.board import BoardReader
 from streambroker_core.diagnose.distance import SubscriptionDistance
 from streambroker_core.diagnose.explain_pair import (
     Obstacle,
@@ -67,7 +67,7 @@ class Ranking:
     pairs: tuple[Pair, ...]
 
 
-def take_snapshot(board: Board, namespaces: Collection[str] | None = None) -> BoardSnapshot:
+def take_snapshot(board: BoardReader, namespaces: Collection[str] | None = None) -> BoardSnapshot:
     """Return the current resources of a board, or those that some namespaces may see.
 
     A namespace may see its resources, the Exports that admit it, and the Imports with routes from
@@ -83,7 +83,7 @@ def take_snapshot(board: Board, namespaces: Collection[str] | None = None) -> Bo
 
 
 def _visible_from(
-    board: Board, snapshot: BoardSnapshot, namespaces: Collection[str]
+    board: BoardReader, snapshot: BoardSnapshot, namespaces: Collection[str]
 ) -> BoardSnapshot:
     imported = {
         uid
@@ -104,7 +104,7 @@ def _visible_from(
     )
 
 
-def _find_conflicts(board: Board, kind: Kind) -> dict[str, Obstacle]:
+def _find_conflicts(board: BoardReader, kind: Kind) -> dict[str, Obstacle]:
     statuses = {uid: board.status(kind, uid) for uid in board.standby_uids(kind)}
     return {
         uid: Obstacle(reason=status.reason, message=status.message)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from streambroker_core.board import Board
+from streambroker_core.board import BoardReader
 from streambroker_core.board.admission import CutRoute, cut_reason, find_put_problem
 from streambroker_core.board.overlay import BoardOverlay
 from streambroker_core.board.views import build_route
@@ -100,7 +100,7 @@ _Routes: TypeAlias = "dict[tuple[str, str], Route]"
 
 
 def forecast(
-    board: Board, proposal: Proposal, *, watch: Callable[[int], None] = lambda routes: None
+    board: BoardReader, proposal: Proposal, *, watch: Callable[[int], None] = lambda routes: None
 ) -> Forecast:
     """Return what applying a proposal to a board would do.
 
@@ -261,7 +261,9 @@ def _uid_pair(route: Route) -> tuple[str, str]:
     return route.export_uid, route.import_uid
 
 
-def _routes_before(board: Board, exports: _ChangedResources, imports: _ChangedResources) -> _Routes:
+def _routes_before(
+    board: BoardReader, exports: _ChangedResources, imports: _ChangedResources
+) -> _Routes:
     kinds: tuple[tuple[Kind, _ChangedResources], ...] = (("Export", exports), ("Import", imports))
     return {
         _uid_pair(route): route

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
-from streambroker_core.board import Board
+from streambroker_core.board import BoardReader
 from streambroker_core.board.wait_cycles import RING, Ring
 from streambroker_core.diagnose.contradictions import contradiction
 from streambroker_core.diagnose.explain_port import BoardSnapshot
@@ -64,7 +64,7 @@ class LintInput:
     rings: Sequence[Ring] = ()
 
 
-def collect_lint_input(board: Board, snapshot: BoardSnapshot) -> LintInput:
+def collect_lint_input(board: BoardReader, snapshot: BoardSnapshot) -> LintInput:
     """Return the lint input for a board's current state."""
     outcomes = {import_.uid: board.outcomes("Import", import_.uid) for import_ in snapshot.imports}
     return LintInput(snapshot=snapshot, outcomes=outcomes, rings=board.rings())

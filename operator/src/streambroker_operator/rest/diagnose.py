@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from streambroker_core.board import Board
+from streambroker_core.board import BoardReader
 from streambroker_core.diagnose import (
     BoardCopy,
     BoardSnapshot,
@@ -248,7 +248,7 @@ class Forecasts:
         self._lock = threading.Lock()
         self._end: asyncio.TimerHandle | None = None
 
-    async def answer(self, board: Board, proposal: Proposed) -> web.Response:
+    async def answer(self, board: BoardReader, proposal: Proposed) -> web.Response:
         """Return the effect of a proposal on the current board."""
         if self._end is not None:
             self._end.cancel()

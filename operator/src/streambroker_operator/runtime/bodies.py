@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from streambroker_core.board import Board, Status
+from streambroker_core.board import BoardReader, Status
 from streambroker_core.model import Export, PeKey, Route, kind_of
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.manifests.ports import write_manifest
@@ -31,7 +31,7 @@ def changed_values_body(current: Route, previous: Route) -> dict[str, Any]:
 
 
 def resource_body(
-    board: Board, stored: StoredResource, export_reports: ExportReports
+    board: BoardReader, stored: StoredResource, export_reports: ExportReports
 ) -> dict[str, Any]:
     """Return a resource's manifest with its status on the board."""
     resource = stored.resource
@@ -71,7 +71,7 @@ def _status_body(status: Status) -> dict[str, Any]:
     }
 
 
-def pe_body(board: Board, pe: PeKey, liveness: AgentLiveness) -> dict[str, Any]:
+def pe_body(board: BoardReader, pe: PeKey, liveness: AgentLiveness) -> dict[str, Any]:
     """Return the JSON of a PE as the board knows it."""
     exports, imports = board.ports(pe)
     agent = board.registration(pe)

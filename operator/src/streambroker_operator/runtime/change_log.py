@@ -12,21 +12,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from streambroker_core.board import (
-    Board,
-    BoardEvent,
-    CaughtUp,
-    ExportApplied,
-    ExportRemoved,
-    FeedAdvanced,
-    ImportApplied,
-    ImportRemoved,
+    BoardReader,
     RouteChange,
-    Synced,
-    Unreadable,
 )
+from streambroker_core.board.events import AnyChange
 from streambroker_core.model import RULE, Kind, PeKey, PortKey, Resource, Route, kind_of
 from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_operator.agents.ended_exports import ExportReports
@@ -141,7 +133,7 @@ class ChangeLog:
     def __init__(
         self,
         session: str,
-        board: Board,
+        board: BoardReader,
         get_stored: Callable[[Kind, PortKey], StoredResource | None],
         cut_reason: Callable[[Route], str],
         liveness: AgentLiveness,
@@ -160,6 +152,8 @@ class ChangeLog:
         self._readers: set[ChangeReader] = set()
         self._changed_pes: dict[PeKey, _PeChanges] = {}
         self._changed_statuses: dict[tuple[Kind, str], None] = {}
+        # The state before, and the version of the last change.
+        self._changed_resources: dict[tuple[Kind, str], tuple[Resource | None, int]] = {}
 
     # ---- writing ---------------------------------------------------------
 
@@ -184,17 +178,28 @@ class ChangeLog:
                 self.note_status("Export", export.uid)
         self.flush()
 
-    def publish_resources(self, *changed: tuple[ChangeType, StoredResource]) -> None:
-        """Publish changes of Exports and Imports, then everything recorded before."""
-        for change_type, stored in changed:
-            self._changed_statuses.pop((kind_of(stored.resource), stored.resource.uid), None)
-            self._publish_resource(change_type, stored)
-        self.flush()
+    def note_resource(self, change: AnyChange) -> None:
+        """Record a changed Export or Import; `flush` publishes it. Rules are not in the log."""
+        if change.kind != RULE:
+            ref = change.kind, change.uid
+            first, _ = self._changed_resources.get(ref, (cast("Resource | None", change.old), 0))
+            self._changed_resources[ref] = first, change.version
 
     def flush(self) -> None:
-        """Publish the recorded statuses, PEs and their routes."""
+        """Publish the recorded resources, then other statuses, then PEs and their routes."""
+        resources, self._changed_resources = self._changed_resources, {}
         statuses, self._changed_statuses = self._changed_statuses, {}
         touched, self._changed_pes = self._changed_pes, {}
+        for (kind, uid), (old, version) in resources.items():
+            new = self._board.get(kind, uid)
+            if new is None and old is not None:
+                self._publish_change("DELETED", old, version)
+            elif new is not None and new != old:
+                current = self._board.version_of(kind, uid)
+                self._publish_change("ADDED" if old is None else "MODIFIED", new, current)
+            else:
+                continue
+            statuses.pop((kind, uid), None)
         for kind, uid in statuses:
             resource = self._board.get(kind, uid)
             stored = None if resource is None else self._get_stored(kind, resource.key)
@@ -202,6 +207,10 @@ class ChangeLog:
                 self._publish_resource("MODIFIED", stored)
         for pe, pe_changes in touched.items():
             self._publish_pe(pe, pe_changes)
+
+    def _publish_change(self, change_type: ChangeType, resource: Resource, version: int) -> None:
+        stored = StoredResource(resource=resource, version=version, changed=True)
+        self._publish_resource(change_type, stored)
 
     def _publish_resource(self, change_type: ChangeType, stored: StoredResource) -> None:
         resource = stored.resource
@@ -305,46 +314,3 @@ class ChangeLog:
 def select_events(changes: Iterable[ChangeEvent], namespace: str) -> list[ChangeEvent]:
     """Return the events that concern a namespace; all for ``*``."""
     return [one for one in changes if namespace == "*" or namespace in one.namespaces]
-
-
-def affected_resources(board: Board, event: BoardEvent) -> list[tuple[Kind, str, int]]:
-    """Return kind, uid and version of the resources that an event may change."""
-    if isinstance(event, ExportApplied | ImportApplied):
-        resource = event.export if isinstance(event, ExportApplied) else event.import_
-        kind = kind_of(resource)
-        holder = board.uid_by_name(kind, resource.key.namespace, resource.name)
-        uids = [resource.uid] if holder is None else [holder, resource.uid]
-        return [(kind, uid, event.version) for uid in uids]
-    if isinstance(event, ExportRemoved | ImportRemoved):
-        kind = "Export" if isinstance(event, ExportRemoved) else "Import"
-        return [(kind, event.uid, event.version)]
-    if isinstance(event, FeedAdvanced) and event.uid is not None and event.kind != RULE:
-        return [(event.kind, event.uid, event.version)]
-    if isinstance(event, CaughtUp) and event.kind is not None and event.kind != RULE:
-        return [(event.kind, uid, event.version) for uid in board.uids_ahead_of_feed(event.kind)]
-    # The log has changes of ports, not of rules.
-    if not isinstance(event, Unreadable | Synced) or event.kind == RULE:
-        return []
-    if isinstance(event, Unreadable):
-        return [(event.kind, event.uid, event.version)]
-    # A list is long: select only the resources that differ from the board.
-    listed = {resource.uid: resource for resource, _ in event.listed}
-    on_board = board.iter_exports() if event.kind == "Export" else board.iter_imports()
-    current = {resource.uid: resource for resource in on_board}
-    uids = [uid for uid, resource in listed.items() if current.get(uid) != resource]
-    uids += [uid for uid in current if uid not in listed]
-    return [(event.kind, uid, event.version) for uid in uids]
-
-
-def resource_changes(
-    board: Board, before: Mapping[tuple[Kind, str], tuple[Resource | None, int]]
-) -> Iterable[tuple[ChangeType, StoredResource]]:
-    """Yield the changes since `before`: (old resource, version for a deletion) by kind and uid."""
-    for ref, (old, version) in before.items():
-        new = board.get(*ref)
-        if new is None and old is not None:
-            yield "DELETED", StoredResource(resource=old, version=version, changed=True)
-        elif new is not None and new != old:
-            change_type: ChangeType = "ADDED" if old is None else "MODIFIED"
-            current_version = board.version_of(*ref)
-            yield change_type, StoredResource(resource=new, version=current_version, changed=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from streambroker_core.board import Board, RuleApplied, RuleRemoved, Status
+from streambroker_core.board import BoardReader, RuleApplied, RuleRemoved, Status
 from streambroker_core.board.rule_index import Job, RuleIndex, rule_problem
 from streambroker_core.model import PeKey, Rule, RuleKey
 from streambroker_core.wire.manifests.rules import write_rule_manifest
@@ -37,7 +37,7 @@ class Rules:
     def __init__(
         self,
         backing: StorageBackend,
-        board: Board,
+        board: BoardReader,
         publish: Callable[[RuleApplied | RuleRemoved], None],
     ) -> None:
         self._backing, self._board, self._publish = backing, board, publish

@@ -7,36 +7,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from streambroker_core.board import (
-    Action,
     AgentRegistered,
     Board,
-    BoardEvent,
-    CaughtUp,
-    ExportApplied,
-    ExportRemoved,
-    FeedLost,
-    HintAction,
-    ImportApplied,
-    ImportRemoved,
     PeWithdrawn,
-    RoutesChanged,
-    RuleApplied,
-    RuleRemoved,
-    StatusChanged,
-    Synced,
-    WriteReverted,
 )
-from streambroker_core.board.events import Difference
 from streambroker_core.diagnose import (
     BoardOverlay,
     CutRoute,
@@ -48,8 +29,6 @@ from streambroker_core.diagnose import (
     forecast,
 )
 from streambroker_core.model import (
-    RULE,
-    AnyKind,
     Kind,
     PeKey,
     PortKey,
@@ -57,15 +36,16 @@ from streambroker_core.model import (
     Route,
     kind_of,
 )
-from streambroker_core.wire.broker import capability, hints
+from streambroker_core.wire.broker import capability
 from streambroker_core.wire.broker.registration import Registration, RegistrationReply, derive_key
 from streambroker_core.wire.broker.view import ImportRoute, View, with_capabilities
 from streambroker_operator.agents.ended_exports import ExportReports, LocalExportReports
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.agents.liveness import AgentLiveness
-from streambroker_operator.cooperative import freeze_gc, gc_paused, run_in_turns
 from streambroker_operator.errors import RequestError
-from streambroker_operator.runtime.change_log import ChangeLog, affected_resources, resource_changes
+from streambroker_operator.runtime.change_log import ChangeLog
+from streambroker_operator.runtime.feed import Feed
+from streambroker_operator.runtime.publisher import Observer, Publisher
 from streambroker_operator.runtime.rules import Rules
 from streambroker_operator.storage.backend import (
     StorageBackend,
@@ -77,18 +57,6 @@ from streambroker_operator.storage.responses import ResponseStore
 from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
 
 _log = logging.getLogger("streambroker.matching")
-
-_ResourceEvent: TypeAlias = (
-    ExportApplied | ExportRemoved | ImportApplied | ImportRemoved | RuleApplied | RuleRemoved
-)
-
-_FALLBACK_EFFECTS: Mapping[Difference, str] = {
-    "changed": "its older version applies again",
-    "ghost": "it does not exist",
-    "missing": "it was deleted, and exists again",
-}
-_RESOURCES_PER_TURN = 50
-"""Resources of a later list that are applied in one turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,16 +82,6 @@ class AppliedProposal:
     stored: tuple[StoredResource, ...]
 
 
-class Observer(Protocol):
-    """Receives the effects of board events, on the runtime's event loop."""
-
-    def on_actions(self, event: BoardEvent, actions: Sequence[Action]) -> None:
-        """Handle the actions of an event; with several events at once, the last has all actions."""
-
-    def on_acknowledged(self, pe: PeKey, version: str, ago_s: float) -> None:
-        """Handle that an agent has been running a view for `ago_s` seconds."""
-
-
 class Runtime:
     """Applies commands to the store, then to the board, then sends hints.
 
@@ -138,9 +96,10 @@ class Runtime:
         export_reports: published ends of exports; None to use reports to this process.
 
     Attributes:
-        needs_acknowledgements: whether an observer wants acknowledgements at once.
+        board: reads the board.
+        publisher: applies events to the board.
+        feed: fills the board, and orders the events of a feed.
         rules: commands about pattern rules.
-        fallen_back: number of writes that the store lost, by kind and difference.
     """
 
     def __init__(
@@ -153,18 +112,9 @@ class Runtime:
         export_reports: ExportReports | None = None,
     ) -> None:
         self._backing = backing
-        self._observer = observer
-        self._sends_hints = hints
         self.sender = sender
-        self.board = Board() if board is None else board
-        self.rules = Rules(backing, self.board, self._apply_own_write)
-        self._waiters: dict[PeKey, set[asyncio.Future[None]]] = {}
-        self._closing = False
-        self._warned = False
-        self._loading: asyncio.Task[None] | None = None
-        # Feed events that arrive while a list is loading and must follow it.
-        self._deferred: list[BoardEvent] | None = None
-        self.fallen_back: Counter[tuple[AnyKind, Difference]] = Counter()
+        machine = Board() if board is None else board
+        self.board = machine.reader
         self.liveness = AgentLiveness()
         self.export_reports: ExportReports = (
             LocalExportReports() if export_reports is None else export_reports
@@ -177,121 +127,9 @@ class Runtime:
             self.liveness,
             self.export_reports,
         )
-
-    def start(self) -> None:
-        """Load the stored resources into the board; no views exist before this or the feed."""
-        with gc_paused():
-            self._fill(self._backing.load())
-            if self.board.synced:
-                self._freeze_gc()
-        if self.board.synced:
-            self._warn()
-
-    def _freeze_gc(self) -> None:
-        stats = self.board.index_stats()
-        freeze_gc(stats.exports + stats.imports)
-
-    def _fill(self, events: Iterable[BoardEvent]) -> None:
-        # No readers or waiters exist yet, so only hints have an effect.
-        for event in events:
-            for action in self.board.iter_actions((event,)):
-                if isinstance(action, HintAction):
-                    self._hint(action)
-            if self._observer is not None:
-                self._observer.on_actions(event, ())
-
-    async def load(self, event: Synced) -> None:
-        """Apply a list from the feed, and yield to other tasks meanwhile.
-
-        Cancelling the caller does not stop it: a partly loaded board would never be completed.
-        """
-        earlier, self._deferred = self._deferred or [], []
-        self._loading = asyncio.create_task(self._load(event, earlier, self._loading))
-        await asyncio.shield(self._loading)
-
-    async def _load(
-        self, event: Synced, earlier: Sequence[BoardEvent], before: asyncio.Task[None] | None
-    ) -> None:
-        if before is not None:
-            await before
-        for deferred in earlier:
-            self._on_event(deferred)
-        with gc_paused():
-            if self.board.synced:
-                await run_in_turns(self._apply_ahead(event))
-                self._apply_events(event)
-            else:
-                await self._load_first(event)
-        if asyncio.current_task() is not self._loading:
-            # Another list waits: events before it precede it, all others follow it.
-            return
-        deferred_events, self._deferred = self._deferred or (), None
-        for later in deferred_events:
-            self._on_event(later)
-
-    async def _load_first(self, event: Synced) -> None:
-        await run_in_turns(self._steps(event))
-        if self._observer is not None:
-            self._observer.on_actions(event, ())
-        self._freeze_gc()
-        if self.board.synced:
-            self._warn()
-
-    def _apply_ahead(self, event: Synced) -> Iterator[None]:
-        """Apply the differences of a later list in batches, so that the list itself is quick.
-
-        The board answers queries meanwhile and must be consistent after each batch.
-        """
-        batch: list[BoardEvent] = []
-        for change in self.board.diff(event):
-            if change is not None:
-                batch.append(change)
-            if len(batch) == _RESOURCES_PER_TURN:
-                self._apply_events(*batch)
-                batch.clear()
-            yield
-        if batch:
-            self._apply_events(*batch)
-            yield
-
-    def _steps(self, event: BoardEvent) -> Iterator[None]:
-        for action in self.board.iter_steps((event,)):
-            if isinstance(action, HintAction):
-                self._hint(action)
-            yield
-
-    def deliver(self, event: BoardEvent) -> None:
-        """Apply an event of the feed, or defer it until the list is loaded."""
-        if self._deferred is not None and self._must_defer(event):
-            self._deferred.append(event)
-        else:
-            self._on_event(event)
-
-    def _on_event(self, event: BoardEvent) -> None:
-        if not self.board.synced:
-            self._fill((event,))
-            if self.board.synced:
-                self._freeze_gc()
-                self._warn()
-        elif isinstance(event, AgentRegistered):
-            self._apply_agent(event)
-        else:
-            self._apply_events(event)
-
-    def _must_defer(self, event: BoardEvent) -> bool:
-        """Return whether an event must wait for the list that is loading.
-
-        A partly loaded board applies no events. A complete one applies all but `FeedLost`, which
-        would make the old list equal to the next one.
-        """
-        return not self.board.synced or isinstance(event, FeedLost)
-
-    def close(self) -> None:
-        """Wake all waiters and close the change log."""
-        self._closing = True
-        self.change_log.close()
-        for pe in list(self._waiters):
-            self._wake(pe)
+        self.publisher = Publisher(machine, self.change_log, backing, sender, observer, hints)
+        self.feed = Feed(machine, self.publisher, backing)
+        self.rules = Rules(backing, self.board, self.publisher.publish_write)
 
     # ---- reading ---------------------------------------------------------
 
@@ -340,20 +178,6 @@ class Runtime:
         """Return all resources of one kind, in no order."""
         return self._backing.unordered_resources(kind)
 
-    async def wait_changed(self, pe: PeKey, timeout_s: float) -> None:
-        """Wait until a PE's view changes, the time is up or the broker stops."""
-        if self._closing:
-            return
-        future = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(pe, set()).add(future)
-        try:
-            await asyncio.wait([future], timeout=timeout_s)
-        finally:
-            waiting = self._waiters.get(pe, set())
-            waiting.discard(future)
-            if not waiting:
-                self._waiters.pop(pe, None)
-
     # ---- writing ---------------------------------------------------------
 
     async def put(
@@ -399,7 +223,7 @@ class Runtime:
         """
         before = self._routes_at(kind, key)
         stored = await self._backing.release(kind, key, options=options)
-        self._apply_own_write(applied_event(stored))
+        self.publisher.publish_write(applied_event(stored))
         return self._write_result(stored, before)
 
     async def apply(
@@ -432,27 +256,9 @@ class Runtime:
         puts = len(proposal.puts)
         # If others write too, an unchanged resource may still be new to the board.
         applied = [one for one in stored[:puts] if one.changed or not self._backing.is_sole_writer]
-        self._apply_own_write(*map(applied_event, applied), *map(removed_event, stored[puts:]))
+        events = *map(applied_event, applied), *map(removed_event, stored[puts:])
+        self.publisher.publish_write(*events)
         return stored
-
-    def _apply_own_write(self, *events: _ResourceEvent) -> None:
-        """Apply own writes: final if this broker is the sole writer, else ahead of the feed."""
-        if not self._backing.is_sole_writer:
-            self._apply_events(*(replace(event, ahead_of_feed=True) for event in events))
-        elif events:
-            self._apply_events(*events, CaughtUp(version=events[-1].version))
-
-    def _apply_events(self, *events: BoardEvent) -> None:
-        before = {
-            (kind, uid): (self.board.get(kind, uid), version)
-            for event in events
-            for kind, uid, version in affected_resources(self.board, event)
-        }
-        self._publish(*events)
-        changes = list(resource_changes(self.board, before))
-        self.change_log.publish_resources(*changes)
-        if changes:
-            self._warn()
 
     def owner(self, pe: PeKey) -> str | None:
         """Return the name of the token that a PE's agent is bound to; None if it is unbound."""
@@ -464,16 +270,9 @@ class Runtime:
         """Store a PE's agent and its token's name; return the agent's key."""
         version = await self._backing.register(pe, registration, owner)
         self.liveness.note_contact(pe)
-        self._apply_agent(AgentRegistered(pe=pe, registration=registration, version=version))
+        event = AgentRegistered(pe=pe, registration=registration, version=version)
+        self.publisher.publish_agent(event)
         return RegistrationReply(key=self.agent_key(pe, registration))
-
-    def _apply_agent(self, event: AgentRegistered | PeWithdrawn) -> None:
-        current = self.board.registration(event.pe)
-        if isinstance(event, AgentRegistered) and current != event.registration:
-            self.change_log.note_pe(event.pe)
-        last = [CaughtUp(version=event.version)] if self._backing.is_sole_writer else []
-        self._publish(event, *last)
-        self.change_log.flush()
 
     async def withdraw(self, pe: PeKey) -> None:
         """Remove a PE; raise 409 if it still has ports."""
@@ -488,29 +287,7 @@ class Runtime:
         self.liveness.forget(pe)
         self.export_reports.forget(pe)
         self.rules.apply_report(pe, {})
-        self._apply_agent(PeWithdrawn(pe=pe, version=version))
-
-    @property
-    def needs_acknowledgements(self) -> bool:
-        """Whether an observer wants acknowledgements at once."""
-        return self._observer is not None
-
-    def acknowledge(self, pe: PeKey, version: str, ago_s: float = 0.0) -> None:
-        """Record that an agent has been running a view for `ago_s` seconds, as its job reports."""
-        if self._observer is not None:
-            self._observer.on_acknowledged(pe, version, ago_s)
-
-    def _warn(self) -> None:
-        """Warn once if too many subscriptions cannot be indexed."""
-        stats = self.board.index_stats()
-        if stats.is_crowded and not self._warned:
-            self._warned = True
-            _log.warning(
-                "%d of %d subscriptions cannot be indexed and are evaluated for every Export;"
-                " give them an equality, `in`, or a range with both ends",
-                stats.unindexed,
-                stats.imports,
-            )
+        self.publisher.publish_agent(PeWithdrawn(pe=pe, version=version))
 
     def _routes_at(self, kind: Kind, key: PortKey) -> list[Route]:
         resource: Resource | None = (
@@ -537,61 +314,3 @@ class Runtime:
     def cut_reason(self, route: Route) -> str:
         """Return the reason code for a removed route."""
         return cut_reason(BoardOverlay(self.board), route)
-
-    # ---- orders ----------------------------------------------------------
-
-    def _publish(self, *events: BoardEvent) -> None:
-        """Apply events to the board and perform its actions.
-
-        A final `CaughtUp` means that nothing older follows. This holds after each write if the
-        broker is the sole writer.
-        """
-        actions = list(self.board.iter_actions(events))
-        for action in actions:
-            self._perform(action)
-        if self._observer is not None:
-            for event in events:
-                last = event is events[-1]
-                self._observer.on_actions(event, actions if last else ())
-
-    def _perform(self, action: Action) -> None:
-        if isinstance(action, RoutesChanged):
-            self.change_log.note_pe(
-                action.pe, is_new=action.new, route_changes=action.route_changes
-            )
-            self._wake(action.pe)
-        elif isinstance(action, StatusChanged) and action.kind != RULE:
-            self.change_log.note_status(action.kind, action.uid)
-        elif isinstance(action, HintAction):
-            self._hint(action)
-        elif isinstance(action, WriteReverted):
-            self._report_fallback(action)
-
-    def _report_fallback(self, order: WriteReverted) -> None:
-        self.fallen_back[order.kind, order.difference] += 1
-        effect = _FALLBACK_EFFECTS[order.difference]
-        _log.warning(
-            "%s with uid %s: the API server lost a change made by this broker, after a restore"
-            " for instance; %s",
-            *(order.kind, order.uid, effect),
-        )
-
-    def _wake(self, pe: PeKey) -> None:
-        for future in self._waiters.pop(pe, set()):
-            if not future.done():
-                future.set_result(None)
-
-    def hint(self, pes: Iterable[PeKey]) -> None:
-        """Send agents a hint with the current version of their views."""
-        for pe in pes:
-            version = self.board.version(pe)
-            if version is not None:
-                self._hint(HintAction(pe=pe, version=version, point=self.board.point))
-
-    def _hint(self, order: HintAction) -> None:
-        registration = self.board.registration(order.pe)
-        if registration is None or registration.hint is None or not self._sends_hints():
-            return
-        key = self.agent_key(order.pe, registration)
-        datagram = hints.encode(key, str(order.pe), order.version, order.point)
-        self.sender.send(order.pe, registration.hint, datagram)

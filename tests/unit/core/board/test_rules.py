@@ -47,7 +47,7 @@ def board_of(*rules: Rule) -> Board:
 
 
 def told(board: Board, pe: PeKey = PE) -> list[tuple[str, str]] | None:
-    view = board.view(pe)
+    view = board.reader.view(pe)
     assert view is not None
     found = view.rules
     return None if found is None else [(one.id, one.problem) for one in found.rules]
@@ -55,7 +55,7 @@ def told(board: Board, pe: PeKey = PE) -> list[tuple[str, str]] | None:
 
 def test_a_rule_reaches_the_pes_of_its_job_and_no_others() -> None:
     board = board_of()
-    before = board.versions()
+    before = board.reader.versions()
 
     actions = board.handle(RuleApplied(rule=rule("u1"), version=11))
 
@@ -63,8 +63,8 @@ def test_a_rule_reaches_the_pes_of_its_job_and_no_others() -> None:
     assert told(board, OTHER) == []
     assert {type(each) for each in actions} == {RoutesChanged, HintAction, StatusChanged}
     assert {each.pe for each in actions if isinstance(each, HintAction)} == {PE}
-    assert board.version(OTHER) == before[OTHER]
-    assert board.version(PE) != before[PE]
+    assert board.reader.version(OTHER) == before[OTHER]
+    assert board.reader.version(PE) != before[PE]
 
 
 def test_a_list_of_rules_is_taken_in_step_by_step() -> None:
@@ -72,10 +72,10 @@ def test_a_list_of_rules_is_taken_in_step_by_step() -> None:
     board, many = Board(), [rule(f"u{n}", f"r{n}") for n in range(50)]
     listed = tuple((one, number) for number, one in enumerate(many))
     steps = board.iter_steps([Synced(kind=RULE, listed=listed, version=50)])
-    known = [len(board.rules.rules_of_job(("default", "alerts"))) for _ in steps]
+    known = [len(board.reader.rules.rules_of_job(("default", "alerts"))) for _ in steps]
 
     assert known == list(range(50))
-    assert len(board.rules.rules_of_job(("default", "alerts"))) == 50
+    assert len(board.reader.rules.rules_of_job(("default", "alerts"))) == 50
 
 
 def test_the_same_rule_again_and_an_older_one_change_nothing() -> None:
@@ -94,7 +94,7 @@ def test_before_rules_were_listed_a_view_says_nothing_of_them_and_then_that_ther
     board.handle(PeDeclared(pe=PE))
     board.handle(Synced(kind="Export", listed=(), version=1))
     board.handle(Synced(kind="Import", listed=(), version=1))
-    nothing = board.version(PE)
+    nothing = board.reader.version(PE)
 
     before = told(board)
     actions = board.handle(Synced(kind=RULE, listed=(), version=1))
@@ -102,20 +102,20 @@ def test_before_rules_were_listed_a_view_says_nothing_of_them_and_then_that_ther
     assert before is None
     assert told(board) == []
     assert [each.pe for each in actions if isinstance(each, RoutesChanged)] == [PE]
-    assert board.version(PE) != nothing
+    assert board.reader.version(PE) != nothing
 
 
 def test_what_cannot_be_run_is_told_with_its_place_and_mended_by_a_change() -> None:
     board = board_of(rule("u1", where="price >"))
 
-    status = board.rules.status("u1")
+    status = board.reader.rules.status("u1")
     assert status is not None
     assert (status.accepted, status.reason) == (False, "RuleInvalid")
     assert "pattern.stages[0].where, line 1, column 8" in status.message
     assert told(board) == [("dear", status.message)]
 
     board.handle(RuleApplied(rule=rule("u1"), version=11))
-    mended = board.rules.status("u1")
+    mended = board.reader.rules.status("u1")
     assert mended is not None
     assert mended.accepted
     assert told(board) == [("dear", "")]
@@ -130,7 +130,7 @@ def test_functions_that_a_job_may_have_are_no_problem_of_the_brokers() -> None:
     }
     board = board_of(replace(read_rule_spec(spec), uid="u1"))
 
-    status = board.rules.status("u1")
+    status = board.reader.rules.status("u1")
     assert status is not None
     assert status.accepted
 
@@ -139,16 +139,16 @@ def test_the_older_of_two_has_the_id_and_the_other_comes_in_when_it_goes() -> No
     young, old = rule("u1", created=2.0, where="price > 1"), rule("u2", created=1.0)
     board = board_of(young, old)
 
-    refused = board.rules.status("u1")
+    refused = board.reader.rules.status("u1")
     assert refused is not None
     assert (refused.reason, "u2" in refused.message) == ("IdTaken", True)
-    first = board.rules.holder_at(old.key)
+    first = board.reader.rules.holder_at(old.key)
     actions = board.handle(RuleRemoved(uid="u2", version=11))
 
     assert first == old
-    assert board.rules.holder_at(old.key) == young
+    assert board.reader.rules.holder_at(old.key) == young
     assert StatusChanged(kind=RULE, uid="u1") in actions
-    accepted = board.rules.status("u1")
+    accepted = board.reader.rules.status("u1")
     assert accepted is not None
     assert accepted.accepted
 
@@ -171,7 +171,7 @@ def test_a_rule_that_cannot_be_read_has_a_status_and_is_nobodys() -> None:
 
     actions = board.handle(bad)
 
-    status = board.rules.status("u3")
+    status = board.reader.rules.status("u3")
     assert status is not None
     assert (status.accepted, status.reason, status.message) == (False, "Bad", "why")
     assert actions == [StatusChanged(kind=RULE, uid="u3")]
@@ -179,7 +179,7 @@ def test_a_rule_that_cannot_be_read_has_a_status_and_is_nobodys() -> None:
 
 def test_a_view_with_rules_is_read_as_it_was_written_and_its_version_counts_them() -> None:
     board = board_of(rule("u1", enable=3))
-    view = board.view(PE)
+    view = board.reader.view(PE)
     assert view is not None
 
     assert decode(encode(view)) == view
@@ -199,7 +199,7 @@ def test_a_view_says_up_to_which_version_rules_are_known_also_ahead_of_the_feed(
         Synced(kind=RULE, listed=(), version=4),
     ):
         board.handle(event)
-        view = board.view(PE)
+        view = board.reader.view(PE)
         assert view is not None
         found.append(view.rules_version)
 
@@ -208,11 +208,11 @@ def test_a_view_says_up_to_which_version_rules_are_known_also_ahead_of_the_feed(
 
 def test_a_rule_never_moves_the_point_of_exports_and_imports() -> None:
     board = board_of()
-    point = board.point
+    point = board.reader.point
 
     board.handle(RuleApplied(rule=rule("u1"), version=999))
 
-    assert board.point == point
+    assert board.reader.point == point
 
 
 def test_a_rule_from_here_that_the_store_has_lost_goes_with_the_next_sweep() -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from streambroker_core.board import AgentRegistered, Board, BoardEvent
+from streambroker_core.board import AgentRegistered, BoardEvent, BoardReader
 from streambroker_core.diagnose import Proposal
 from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.model import (
@@ -136,7 +136,7 @@ class KubernetesStore:
     def __init__(
         self,
         objects: Objects,
-        board: Board,
+        board: BoardReader,
         *,
         secret: bytes,
         clock: Callable[[], float] = time.time,

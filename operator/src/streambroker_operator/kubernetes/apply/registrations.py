@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from streambroker_core.board import AgentRegistered, Board
+from streambroker_core.board import AgentRegistered, BoardReader
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import Kind, PeKey, Resource, kind_of
 from streambroker_core.wire.broker.registration import Registration
@@ -54,7 +54,7 @@ class Registrations:
     """
 
     def __init__(
-        self, objects: Objects, board: Board, rate_limiter: WriteRateLimiter | None = None
+        self, objects: Objects, board: BoardReader, rate_limiter: WriteRateLimiter | None = None
     ) -> None:
         self._objects = objects
         self._rate_limiter = WriteRateLimiter() if rate_limiter is None else rate_limiter

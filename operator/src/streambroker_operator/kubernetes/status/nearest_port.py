@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from streambroker_core.board import Board
+from streambroker_core.board import BoardReader
 from streambroker_core.diagnose import BoardSnapshot, explain_port, take_snapshot
 from streambroker_core.matching import is_namespace_allowed
 from streambroker_core.model import Import, Resource
@@ -59,7 +59,7 @@ class NearestSentences:
 
     def __init__(
         self,
-        board: Board,
+        board: BoardReader,
         offer: Callable[[Name], None],
         *,
         clock: Callable[[], float] = time.monotonic,

@@ -13,8 +13,8 @@ from typing import Any
 
 from streambroker_core.board import (
     Action,
-    Board,
     BoardEvent,
+    BoardReader,
     PeWithdrawn,
     RuleRemoved,
     Status,
@@ -80,7 +80,7 @@ class RuleReconciler:
 
     def __init__(
         self,
-        board: Board,
+        board: BoardReader,
         offer: Callable[[Name, bool], None],
         *,
         on_written: Callable[[StatusWrite], None] = lambda _: None,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from streambroker_core.board import Board
+from streambroker_core.board import Board, BoardReader
 from streambroker_core.board.rule_index import rule_problem
 from streambroker_core.diagnose import BoardOverlay, find_put_problem
 from streambroker_core.errors import StreambrokerError, pointer_lines
@@ -23,7 +23,7 @@ from streambroker_operator.kubernetes.watch.observed_cache import parse_resource
 
 API_VERSION = "admission.k8s.io/v1"
 
-_EMPTY_BOARD = Board()
+_EMPTY_BOARD = Board().reader
 """Board that stays empty."""
 _FIELDS = {"SubscriptionInvalid": "subscription", "FilterInvalid": "filter"}
 _STEP = re.compile(r"[^.\[\]]+")
@@ -31,7 +31,7 @@ _STEP = re.compile(r"[^.\[\]]+")
 Object = Mapping[str, Any]
 
 
-def review(document: object, board: Board, namespaces: Sequence[str] = ()) -> dict[str, Any]:
+def review(document: object, board: BoardReader, namespaces: Sequence[str] = ()) -> dict[str, Any]:
     """Return the answer to an AdmissionReview.
 
     Only `namespaces`, those that the broker watches, are checked; empty means all. A board that is
@@ -63,7 +63,7 @@ def _new_spec(request: Object) -> Object | None:
     return None if is_unchanged else candidate
 
 
-def _judge(candidate: Object, board: Board) -> dict[str, Any]:
+def _judge(candidate: Object, board: BoardReader) -> dict[str, Any]:
     kind, spec = cast("AnyKind", candidate["kind"]), candidate.get("spec")
     try:
         resource = parse_resource(kind, candidate["metadata"], spec)

@@ -54,7 +54,7 @@ async def get_view(request: web.Request) -> web.Response:
         _apply_ends(request, pe, polls=bool(known_tags))
     if wait_s and _current_version(request, pe) in known_tags:
         with request.app[CALLER_LIMITS].polls.hold(request):
-            await runtime.wait_changed(pe, wait_s)
+            await runtime.publisher.wait_changed(pe, wait_s)
     version = _current_version(request, require_pe(request))
     headers = {
         "ETag": f'"{version}"',
@@ -66,8 +66,8 @@ async def get_view(request: web.Request) -> web.Response:
         headers["Agent"] = registration.registration_tag(runtime.agent_key(pe, agent), agent)
     if request[CALLER].can_change(pe.namespace, pe.job):
         for tag in known_tags:
-            runtime.acknowledge(pe, tag, _parse_running_for(request))
-        if runtime.needs_acknowledgements:
+            runtime.publisher.acknowledge(pe, tag, _parse_running_for(request))
+        if runtime.publisher.needs_acknowledgements:
             headers["Acknowledge"] = "at-once"
         if request.app[COMMAND_TRANSPORT].has_pending(pe):
             headers[agent_commands.HEADER] = "waiting"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 
 from aiohttp import web
 
-from streambroker_core.board import Board
+from streambroker_core.board import BoardReader
 from streambroker_core.model import Kind, PeKey, PortKey
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.guard.authentication import CALLER, PRINCIPAL, is_reading
@@ -291,7 +291,7 @@ class CallerLimits:
                 " limit (--limit pes=…).",
             )
 
-    def check_ports(self, board: Board, ports: Iterable[tuple[Kind, PortKey]]) -> None:
+    def check_ports(self, board: BoardReader, ports: Iterable[tuple[Kind, PortKey]]) -> None:
         """Refuse new ports above the limit of a PE with 422 `LimitReached`; existing ports pass."""
         names: dict[tuple[Kind, PeKey], set[str]] = {}
         for kind, key in ports:
