@@ -11,7 +11,7 @@ import pytest
 
 from streambroker_core.board import Synced
 from streambroker_operator.broker import Broker
-from streambroker_operator.runtime.runtime import Runtime
+from streambroker_operator.runtime.feed import Feed
 from support.brokers.brokers import EXPORT, Rest, running_broker
 from support.brokers.conformance import assert_conforms
 
@@ -110,11 +110,11 @@ async def test_whether_a_broker_lives_and_answers_is_told_without_a_token(tmp_pa
 async def test_a_broker_lives_before_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Runtime, "start", lambda _: None)
+    monkeypatch.setattr(Feed, "start", lambda _: None)
     async with running_broker(tmp_path / "broker.db") as (broker, _):
         before = [await probed(broker.url, path) for path in ("/healthz", "/readyz")]
         for kind in ("Export", "Import"):
-            broker.runtime.board.handle(Synced(kind=kind, listed=(), version=1))
+            broker.runtime.feed.deliver(Synced(kind=kind, listed=(), version=1))
         after = [await probed(broker.url, path) for path in ("/healthz", "/readyz")]
 
     assert before == [(200, "ok"), (503, "NotSynced")]

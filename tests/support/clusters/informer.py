@@ -134,10 +134,12 @@ class Followed:
             client = ApiClient(self.proxy.access(), self._timing)
             kind = KopfFeeder if self._name == "kopf" else ReflectorFeeder
             api, sender = HttpApi(self._access), HintSender()
-            self.store = KubernetesStore(Objects(api), self.board, secret=b"s" * 32)
-            desk = StatusController(api, self.board, self.store, instance="broker-0")
+            self.store = KubernetesStore(Objects(api), self.board.reader, secret=b"s" * 32)
+            desk = StatusController(api, self.board.reader, self.store, instance="broker-0")
             self.runtime = desk.runtime = Runtime(self.store, sender, self.board, desk)
-            self.feeder = kind(client, self._namespaces, desk.observe, self.board.newest_version)
+            self.feeder = kind(
+                client, self._namespaces, desk.observe, self.board.reader.newest_version
+            )
             announcing = asyncio.ensure_future(self._announce())
             self._ready.set()
             try:
@@ -145,7 +147,7 @@ class Followed:
             finally:
                 announcing.cancel()
                 await asyncio.gather(announcing, return_exceptions=True)
-                self.runtime.close()
+                self.runtime.publisher.close()
                 sender.close()
                 self.store.close()
                 await api.close()
@@ -157,11 +159,11 @@ class Followed:
 
     def _deliver(self, event: BoardEvent) -> None:
         self.events.append(event)
-        self.runtime.deliver(event)
+        self.runtime.feed.deliver(event)
 
     async def _load(self, event: Synced) -> None:
         self.events.append(event)
-        await self.runtime.load(event)
+        await self.runtime.feed.load(event)
 
     def _look(self, events: Sequence[BoardEvent]) -> None:
         shown = _uids(self.board)
@@ -213,7 +215,7 @@ class Followed:
             pairs = [(entries.get(uid), wanted.entries.get(uid)) for uid in sorted(uids)]
             return f"entries {[pair for pair in pairs if pair[0] != pair[1]]}; {health}"
         views = self.call(lambda: _views(self.board, wanted.board))
-        wanted_views = wanted.board.versions()
+        wanted_views = wanted.board.reader.versions()
         return "" if views == wanted_views else f"views {views} and not {wanted_views}; {health}"
 
     def shows(self, api: ApiServer, namespaces: Sequence[str]) -> bool:
@@ -249,18 +251,18 @@ async def _wind_up() -> None:
 
 
 def _uids(board: Board) -> set[str]:
-    found = {export.uid for export in board.iter_exports()}
-    found |= {import_.uid for import_ in board.iter_imports()}
-    return found | {rule.uid for rule in board.rules}
+    found = {export.uid for export in board.reader.iter_exports()}
+    found |= {import_.uid for import_ in board.reader.iter_imports()}
+    return found | {rule.uid for rule in board.reader.rules}
 
 
 def _entries(board: Board, feeder: ApiFeeder) -> dict[str, Entry]:
-    found: dict[str, Entry] = {export.uid: export for export in board.iter_exports()}
-    found |= {import_.uid: import_ for import_ in board.iter_imports()}
-    found |= {rule.uid: rule for rule in board.rules}
+    found: dict[str, Entry] = {export.uid: export for export in board.reader.iter_exports()}
+    found |= {import_.uid: import_ for import_ in board.reader.iter_imports()}
+    found |= {rule.uid: rule for rule in board.reader.rules}
     for kind, feed in feeder.feeds.items():
         for uid in list(feed.cache._objects):
-            what = board.unreadable(kind, uid)
+            what = board.reader.unreadable(kind, uid)
             if what is not None:
                 found[uid] = what
     return found
@@ -268,8 +270,12 @@ def _entries(board: Board, feeder: ApiFeeder) -> dict[str, Entry]:
 
 def _views(board: Board, wanted: Board) -> dict[PeKey, str]:
     """Return the versions of the views but for those of PEs that nothing is left of."""
-    versions = board.versions()
-    return {pe: versions[pe] for pe in versions if any(board.ports(pe)) or pe in wanted.versions()}
+    versions = board.reader.versions()
+    return {
+        pe: versions[pe]
+        for pe in versions
+        if any(board.reader.ports(pe)) or pe in wanted.reader.versions()
+    }
 
 
 @dataclass
@@ -330,10 +336,10 @@ def scan(
         listed = tuple((one, 2) for one in found if not isinstance(one, Unreadable))
         unreadable = tuple(replace(one, version=2) for one in found if isinstance(one, Unreadable))
         board.handle(Synced(kind=kind, listed=listed, version=2, unreadable=unreadable))
-    entries |= {export.uid: export for export in board.iter_exports()}
-    entries |= {import_.uid: import_ for import_ in board.iter_imports()}
-    entries |= {rule.uid: rule for rule in board.rules}
-    registrations = Registrations(Objects(HttpApi(Access(server=api.url))), board)
+    entries |= {export.uid: export for export in board.reader.iter_exports()}
+    entries |= {import_.uid: import_ for import_ in board.reader.iter_imports()}
+    entries |= {rule.uid: rule for rule in board.reader.rules}
+    registrations = Registrations(Objects(HttpApi(Access(server=api.url))), board.reader)
     for kind, body in bodies:
         agent = None if kind == RULE else registrations.observe(kind, body)
         if agent is not None:

@@ -13,6 +13,7 @@ from streambroker_core.errors import FilterError, FilterTypeError
 from streambroker_core.matching import scan
 from streambroker_operator import cooperative as long_work
 from streambroker_operator.agents.hint_sender import HintSender
+from streambroker_operator.runtime.feed import Feed
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.sqlite_store import Store
 from support.core.at_once import at_once
@@ -64,7 +65,7 @@ def test_what_many_resources_take_is_kept_from_the_collector(
 def test_the_collector_is_given_back_when_the_start_fails(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Runtime, "_fill", lambda self, events: 1 / 0)
+    monkeypatch.setattr(Feed, "_fill", lambda self, event: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
         runtime.feed.start()

@@ -144,12 +144,12 @@ class Rig:
     # ---- what has to hold ------------------------------------------------
 
     def shown(self) -> set[str]:
-        return {export.uid for export in self.board.iter_exports()}
+        return {export.uid for export in self.board.reader.iter_exports()}
 
     def assert_followed(self) -> None:
         """What is readable is on the board, and nothing else of these namespaces."""
         for namespace in set(NAMESPACES) - self.feed.lister.refused.keys():
-            here = {e.uid for e in self.board.iter_exports() if e.key.namespace == namespace}
+            here = {e.uid for e in self.board.reader.iter_exports() if e.key.namespace == namespace}
             assert here == {body["metadata"]["uid"] for body in self.server.of(namespace)}
 
     async def step(self, action: str, namespace: str, name: str) -> None:
@@ -190,7 +190,7 @@ async def _play(plan: list[tuple[str, str, str]], *, tells_namespaces: bool) -> 
     assert rig.feed.lister.refused == {}
     assert rig.shown() == rig.server.store.world.keys()
     for body in rig.server.store.world.values():
-        export = rig.board.get("Export", body["metadata"]["uid"])
+        export = rig.board.reader.get("Export", body["metadata"]["uid"])
         assert export is not None
         assert export.generation == body["metadata"]["generation"]
     assert [event for event in rig.events if isinstance(event, FeedLost)] == []
@@ -263,7 +263,7 @@ async def test_a_namespace_that_was_never_listed_keeps_a_new_broker_from_serving
     with pytest.raises(ApiError, match="reports is forbidden"):
         await rig.feed.relist()
 
-    assert not rig.board.synced
+    assert not rig.board.reader.synced
     rig.server.there.discard(REPORTS)
     await rig.feed.relist()
     assert rig.feed.lister.refused == {REPORTS: "NamespaceGone"}

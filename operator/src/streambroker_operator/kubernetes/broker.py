@@ -152,7 +152,9 @@ class ClusterBroker:
             raise
         self._monitor.beat()
         components += [
-            self.feeder.run(self._monitor.observed(self.runtime.deliver), self.runtime.load),
+            self.feeder.run(
+                self._monitor.observed(self.runtime.feed.deliver), self.runtime.feed.load
+            ),
             *self._status.parts(),
             self._relay.run(),
             self._run_announcements(),
@@ -164,7 +166,8 @@ class ClusterBroker:
         ]
 
     def _build(self, objects: Objects, reviews: ReviewClient, secret: bytes) -> None:
-        settings, board = self._settings, Board()
+        settings, machine = self._settings, Board()
+        board = machine.reader
         rate_limiter = WriteRateLimiter(settings.statuses_per_s)
         self.store = KubernetesStore(objects, board, secret=secret, rate_limiter=rate_limiter)
         self.lease = Lease(
@@ -193,7 +196,7 @@ class ClusterBroker:
             rate_limiter=rate_limiter,
         )
         self.runtime = Runtime(
-            self.store, HintSender(), board, self._status, self._leads, self._status
+            self.store, HintSender(), machine, self._status, self._leads, self._status
         )
         self._status.runtime = self.runtime
         self.runtime.rules.published_status = self._status.rules.published_status
@@ -235,7 +238,7 @@ class ClusterBroker:
             await asyncio.gather(leasing, return_exceptions=True)
             await self.lease.release()
             await asyncio.sleep(self._settings.drain_s)
-        self.runtime.close()
+        self.runtime.publisher.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -357,7 +360,7 @@ class ClusterBroker:
             current = self._status.ports.programmed_tracker.runs_current
             agents = self.runtime.board.registrations()
             # The previous leader may have stopped before it sent the hints.
-            self.runtime.hint(pe for pe in agents if not current(pe))
+            self.runtime.publisher.hint(pe for pe in agents if not current(pe))
 
     async def _run_garbage_collection(self) -> None:
         """Withdraw PEs that have no resources and are silent; their jobs' names become free."""

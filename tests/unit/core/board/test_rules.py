@@ -12,6 +12,7 @@ from streambroker_core.board import (
     FeedLost,
     HintAction,
     PeDeclared,
+    ResourceChanged,
     RoutesChanged,
     RuleApplied,
     RuleRemoved,
@@ -61,7 +62,12 @@ def test_a_rule_reaches_the_pes_of_its_job_and_no_others() -> None:
 
     assert told(board) == [("dear", "")]
     assert told(board, OTHER) == []
-    assert {type(each) for each in actions} == {RoutesChanged, HintAction, StatusChanged}
+    assert {type(each) for each in actions} == {
+        ResourceChanged,
+        RoutesChanged,
+        HintAction,
+        StatusChanged,
+    }
     assert {each.pe for each in actions if isinstance(each, HintAction)} == {PE}
     assert board.reader.version(OTHER) == before[OTHER]
     assert board.reader.version(PE) != before[PE]
@@ -174,7 +180,8 @@ def test_a_rule_that_cannot_be_read_has_a_status_and_is_nobodys() -> None:
     status = board.reader.rules.status("u3")
     assert status is not None
     assert (status.accepted, status.reason, status.message) == (False, "Bad", "why")
-    assert actions == [StatusChanged(kind=RULE, uid="u3")]
+    changed = ResourceChanged(kind=RULE, uid="u3", old=None, new=None, version=12)
+    assert actions == [changed, StatusChanged(kind=RULE, uid="u3")]
 
 
 def test_a_view_with_rules_is_read_as_it_was_written_and_its_version_counts_them() -> None:

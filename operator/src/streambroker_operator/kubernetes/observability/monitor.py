@@ -143,7 +143,7 @@ class BrokerMonitor:
 
     def _count_differences(self) -> Mapping[tuple[AnyKind, str], int]:
         differences: Counter[tuple[AnyKind, str]] = Counter()
-        for (kind, difference), number in self._runtime.fallen_back.items():
+        for (kind, difference), number in self._runtime.publisher.fallen_back.items():
             differences[kind, difference] += number
         for kind, feed in self._feeder.feeds.items():
             differences[kind, "ghost"] += feed.missed_deletions

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from streambroker_core.board import Action, Board, BoardEvent, RoutesChanged
+from streambroker_core.board import Action, BoardEvent, BoardReader, RoutesChanged
 from streambroker_core.model import RULE, AnyKind, PeKey, PortKey, Resource
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.reports.rule_status import RuleStatusMap
@@ -64,7 +64,7 @@ class StatusController:
     def __init__(
         self,
         api: Api,
-        board: Board,
+        board: BoardReader,
         store: KubernetesStore,
         *,
         instance: str,
@@ -151,7 +151,7 @@ class StatusController:
         if self._store.steering.description(uid) != steered:
             self.ports.offer((kind, uid))
         if last_observed.agent is not None:
-            self.runtime.deliver(last_observed.agent)
+            self.runtime.feed.deliver(last_observed.agent)
         resource, overwritten = self._board.get(kind, uid), last_observed.overwritten
         if overwritten is not None and resource is not None and self._leads():
             self._record(

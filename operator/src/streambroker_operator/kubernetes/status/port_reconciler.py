@@ -9,8 +9,8 @@ from typing import Any
 from streambroker_core.board import (
     Action,
     AgentRegistered,
-    Board,
     BoardEvent,
+    BoardReader,
     ExportRemoved,
     ImportRemoved,
     PeWithdrawn,
@@ -60,7 +60,7 @@ class PortReconciler:
 
     def __init__(
         self,
-        board: Board,
+        board: BoardReader,
         offer: Callable[[Name, bool], None],
         *,
         steered: Callable[[Name], str | None] = lambda _: None,
