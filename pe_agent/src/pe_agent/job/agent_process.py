@@ -70,11 +70,26 @@ class AgentProcess:
         clients: str | None = None,
         insecure: bool | None = None,
     ) -> None:
-        self._pe, self.home = pe, home
-        self._broker, self._linger, self._host, self._port = broker, linger, host, port
-        self._hint_port, self._broker_ca = hint_port, broker_ca
-        self._certificate, self.trust = certificate, trust or AgentTrust()
-        self._clients, self._insecure = clients, agent_tls.is_insecure(insecure)
+        self.pe, self.home, self.trust = pe, home, trust or AgentTrust()
+        self._insecure = agent_tls.is_insecure(insecure)
+        self._clients_required = agent_tls.are_clients_required(
+            clients, host, insecure=self._insecure
+        )
+        self._options: dict[str, object] = {
+            "home": home,
+            "job": pe.job,
+            "pe": pe.pe,
+            "namespace": pe.namespace,
+            "host": host,
+            "hint-port": hint_port,
+            "linger": linger,
+            "broker": broker or None,
+            "broker-ca": broker_ca,
+            "tls-cert": None if certificate is None else certificate.chain,
+            "tls-key": None if certificate is None else certificate.key,
+            "agent-ca": self.trust.path,
+            "clients": clients or None,
+        }
         self._adopt_error = ""
         self._token = token or Token()
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,11 +103,6 @@ class AgentProcess:
             target=self._keep_alive, daemon=True, name="agent keeper"
         )
         self._keep_alive_thread.start()
-
-    @property
-    def pe(self) -> PeKey:
-        """The PE of the agent."""
-        return self._pe
 
     def _adopt_or_start(self, port: int) -> AgentClient:
         """Adopt the agent if it runs or is starting, else start one.
@@ -127,15 +137,15 @@ class AgentProcess:
         except StreambrokerError as error:
             self._adopt_error = f"It cannot be adopted: {error}"
             return None
-        if pe != str(self._pe):
+        if pe != str(self.pe):
             raise AgentFailedError(
                 f"the data directory {self.home} is in use by the agent of {pe}. Give"
-                f" {self._pe} a `data_dir` of its own."
+                f" {self.pe} a `data_dir` of its own."
             )
         self._check_clients(address)
         if self._token.value is not None:
             tokens.write(self._token, self.home / TOKEN_FILE)
-        log.info("adopted the agent of %s at %s", self._pe, client.location)
+        log.info("adopted the agent of %s at %s", self.pe, client.location)
         return client
 
     def _check_clients(self, address: dict[str, Any]) -> None:
@@ -143,12 +153,9 @@ class AgentProcess:
 
         The agent is not ended here: a kubelet may keep it, and restart it unchanged.
         """
-        required = agent_tls.are_clients_required(
-            self._clients, self._host, insecure=self._insecure
-        )
-        if required and address.get("clients") != agent_tls.REQUIRED:
+        if self._clients_required and address.get("clients") != agent_tls.REQUIRED:
             raise AgentFailedError(
-                f"the agent of {self._pe} that runs in {self.home} (process {address['pid']})"
+                f"the agent of {self.pe} that runs in {self.home} (process {address['pid']})"
                 " serves callers without a certificate, but certificates are required here. Stop"
                 " it first: by SIGTERM or with `pe.stop(end_agent=True)`, or wait until its"
                 " `linger` is over; its log stays. A sidecar needs `--clients required`."
@@ -176,7 +183,7 @@ class AgentProcess:
             # If an agent serves this directory, it is not our child.
             self._process = None
         raise AgentFailedError(
-            f"the agent of {self._pe} did not start: {self._failure_reason(path)} (all of it in"
+            f"the agent of {self.pe} did not start: {self._failure_reason(path)} (all of it in"
             f" {path})"
         )
 
@@ -188,24 +195,8 @@ class AgentProcess:
         return lines[-1] if lines else "it printed no error"
 
     def _command(self, port: int) -> list[str]:
-        certificate = self._certificate
-        options = {
-            "home": self.home,
-            "job": self._pe.job,
-            "pe": self._pe.pe,
-            "namespace": self._pe.namespace,
-            "host": self._host,
-            "port": port,
-            "hint-port": self._hint_port,
-            "linger": self._linger,
-            "broker": self._broker or None,
-            "broker-ca": self._broker_ca,
-            "tls-cert": None if certificate is None else certificate.chain,
-            "tls-key": None if certificate is None else certificate.key,
-            "agent-ca": self.trust.path,
-            "clients": self._clients or None,
-            "token-file": tokens.write(self._token, self.home / TOKEN_FILE),
-        }
+        token_file = tokens.write(self._token, self.home / TOKEN_FILE)
+        options = {**self._options, "port": port, "token-file": token_file}
         command = [sys.executable, "-m", "pe_agent.agent"]
         for name, value in options.items():
             if value is not None:
@@ -254,7 +245,7 @@ class AgentProcess:
         return failures >= 4
 
     def _restart(self) -> None:
-        log.warning("the agent of %s is gone, restarting it", self._pe)
+        log.warning("the agent of %s is gone, restarting it", self.pe)
         try:
             self.client = self._start(int(self.client.location.rpartition(":")[2]))
         except StreambrokerError:
