@@ -7,7 +7,6 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +82,8 @@ async def test_others_get_their_turn_while_a_long_list_is_written() -> None:
         loop.call_soon(others)
 
     others()
-    items = [lambda: turns] * (2 * lists.ITEMS_PER_TURN + 1)
-    written = json.loads(await lists.encode_page(Page(items=items, point=(1, 2))))
+    page = Page(items=[None] * (2 * lists.ITEMS_PER_TURN + 1), point=(1, 2))
+    written = json.loads(await lists.encode_page(page, lambda _: turns))
 
     assert len(set(written["items"])) == 3
     assert written["point"] == [1, 2]
@@ -170,12 +169,12 @@ async def test_what_no_page_answered_is_no_continuation(rest: Rest) -> None:
 
 
 def numbers(page: Page) -> list[Any]:
-    return [item() for item in page.items]
+    return list(page.items)
 
 
 def test_a_snapshot_is_forgotten_some_minutes_after_it_was_last_read() -> None:
     kept = Snapshots("session", b"secret")
-    items = [partial(abs, n) for n in range(3)]
+    items = list(range(3))
     token = kept.first_page(EXPORTS, 1, (1, 1), items, 1, 0.0).token
     assert token is not None
     assert numbers(kept.next_page(EXPORTS, token, 1, SNAPSHOT_TTL_S)) == [1]
@@ -187,7 +186,7 @@ def test_a_snapshot_is_forgotten_some_minutes_after_it_was_last_read() -> None:
 
 def test_one_reader_expires_no_list_of_another() -> None:
     kept = Snapshots("session", b"secret")
-    items = [partial(abs, n) for n in range(3)]
+    items = list(range(3))
     mine, other = replace(EXPORTS, reader="a"), replace(EXPORTS, reader="b")
     token = kept.first_page(mine, 1, (1, 1), items, 1, 0.0).token
     assert token is not None
@@ -204,7 +203,7 @@ def test_who_keeps_most_items_loses_the_oldest_list_first(
 ) -> None:
     monkeypatch.setattr(snapshots, "MAX_ITEMS", 10)
     kept = Snapshots("session", b"secret")
-    items = [partial(abs, n) for n in range(4)]
+    items = list(range(4))
     mine, other = replace(EXPORTS, reader="a"), replace(EXPORTS, reader="b")
     first = kept.first_page(mine, 1, (1, 1), items, 1, 0.0).token
     tokens = [kept.first_page(other, n, (1, n), items, 1, 0.0).token for n in (2, 3)]
@@ -220,7 +219,7 @@ def test_who_keeps_most_items_loses_the_oldest_list_first(
 
 def test_readers_of_one_version_share_its_snapshot() -> None:
     kept = Snapshots("session", b"secret")
-    items = [partial(abs, n) for n in range(3)]
+    items = list(range(3))
     tokens = {kept.first_page(EXPORTS, 1, (1, 1), list(items), 1, 0.0).token for _ in range(20)}
     other = kept.first_page(EXPORTS, 2, (1, 2), items, 1, 0.0).token
 
@@ -230,7 +229,7 @@ def test_readers_of_one_version_share_its_snapshot() -> None:
 @given(count=st.integers(0, 40), limits=st.lists(st.integers(1, 12), min_size=1))
 def test_pages_of_any_sizes_make_up_the_list(count: int, limits: list[int]) -> None:
     kept = Snapshots("session", b"secret")
-    items = [partial(abs, n) for n in range(count)]
+    items = list(range(count))
     page = kept.first_page(EXPORTS, 1, (1, 1), items, limits[0], 0.0)
     found, turn = numbers(page), 0
     while page.token is not None:

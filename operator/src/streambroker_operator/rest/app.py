@@ -45,7 +45,6 @@ from streambroker_operator.rest.http.requests import (
 from streambroker_operator.rest.http.responses import problem_answer
 from streambroker_operator.rest.lists import lists
 from streambroker_operator.rest.lists.list_cache import LIST_CACHES, ListCaches
-from streambroker_operator.rest.lists.lists import SNAPSHOTS, create_snapshots
 from streambroker_operator.rest.ports import apply, exports, imports, resources
 from streambroker_operator.rest.ports import rules as patterns
 from streambroker_operator.runtime.agent_commands import (
@@ -111,7 +110,6 @@ def create_app(
     app[control.COMMAND_TRANSPORT] = commands or CommandQueue(
         command_hinter(runtime), limits.agent_wait_s
     )
-    app[SNAPSHOTS] = create_snapshots(runtime)
     app[UNDER_WAY] = {}
     app[LIST_CACHES] = ListCaches(runtime)
     app[pe.EXCHANGE_KEYS] = pe.new_keys()

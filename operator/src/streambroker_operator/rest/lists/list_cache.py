@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar, get_args
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from aiohttp import web
 
@@ -26,6 +26,7 @@ from streambroker_core.model import (
 from streambroker_core.wire.broker.hints import Point
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_operator.rest.guard.rate_limits import FairQueue
+from streambroker_operator.rest.lists.snapshots import Snapshots
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.backend import StoredResource, port_sort_key
 
@@ -142,14 +143,24 @@ class ListCache(Generic[T]):
 
 
 class ListCaches:
-    """Caches of all lists; they share one queue, so one list is built at a time."""
+    """Caches of all lists by name, and the snapshots that readers continue.
+
+    They share one queue, so one list is built at a time.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         queue = FairQueue(MAX_WAITING)
         self.routes = ListCache(runtime, ROUTES_SOURCE, queue)
-        self.pes = ListCache(runtime, PES_SOURCE, queue)
-        kinds: tuple[Kind, ...] = get_args(Kind)
-        self.ports = {kind: ListCache(runtime, _ports_source(kind), queue) for kind in kinds}
+        self.snapshots = Snapshots(runtime.change_log.session, runtime.secret)
+        self._by_name: dict[str, ListCache[Any]] = {
+            "exports": ListCache(runtime, _ports_source("Export"), queue),
+            "imports": ListCache(runtime, _ports_source("Import"), queue),
+            "pes": ListCache(runtime, PES_SOURCE, queue),
+            "routes": self.routes,
+        }
+
+    def __getitem__(self, name: str) -> ListCache[Any]:
+        return self._by_name[name]
 
 
 LIST_CACHES = web.AppKey("pictures", ListCaches)

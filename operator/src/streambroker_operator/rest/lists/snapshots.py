@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,6 @@ MAX_ITEMS = 4_000_000
 SNAPSHOT_TTL_S = 300.0
 """How long a snapshot is kept after the last read, in seconds."""
 
-Item = Callable[[], Any]
-"""Returns an item's JSON-like data, always the same."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
@@ -44,7 +41,7 @@ class Selection:
 
 @dataclass(slots=True, kw_only=True)
 class _Snapshot:
-    items: Sequence[Item]
+    items: Sequence[Any]
     point: Point
     read_at: float
 
@@ -60,7 +57,7 @@ class Page:
         remaining: number of items that follow.
     """
 
-    items: Sequence[Item]
+    items: Sequence[Any]
     point: Point
     token: str | None = None
     remaining: int = 0
@@ -85,7 +82,7 @@ class Snapshots:
         selection: Selection,
         change: int,
         point: Point,
-        items: Sequence[Item],
+        items: Sequence[Any],
         limit: int | None,
         now: float,
     ) -> Page:
