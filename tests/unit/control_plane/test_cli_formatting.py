@@ -18,7 +18,7 @@ from streambroker_operator.cli.io import event_stream as cli_events
 from streambroker_operator.cli.io.event_stream import Event, follow_events, read_events
 from streambroker_operator.cli.io.targets import Target, item_names, read_targets
 from streambroker_operator.cli.output.changes import colour_forecast
-from streambroker_operator.cli.output.table import render_items, table
+from streambroker_operator.cli.output.table import Table, render_items
 from streambroker_operator.errors import RequestError
 from support.brokers.commands import ROUTE
 
@@ -228,7 +228,11 @@ def test_what_a_forecast_quotes_cannot_steer_the_terminal(
 
 
 def test_a_table_keeps_at_least_the_widths_it_is_given() -> None:
-    assert table([["A", "B"]], [4, 1]) == "A     B\n"
+    table = Table[tuple[str, str]](
+        {"A": lambda row: row[0], "B": lambda row: row[1]}, least={"A": 4, "B": 1}
+    )
+
+    assert table.text([]) == "A     B\n"
 
 
 def test_names_are_addresses() -> None:
@@ -310,10 +314,9 @@ def test_a_route_is_in_one_state(figures: dict[str, Any], state: str) -> None:
     ],
 )
 def test_figures_are_shown_short(figures: dict[str, Any], cells: list[str]) -> None:
-    row = top.route_row({**QUIET, **figures})
+    row = [cell({**QUIET, **figures}) for cell in top.COLUMNS.values()]
     assert [row[1], *row[4:-1]] == cells
-    assert len(row) == len(top.COLUMNS)
-    assert [cell for cell in top.route_row(ROUTE) if cell != "-"] == [
+    assert [text for cell in top.COLUMNS.values() if (text := cell(ROUTE)) != "-"] == [
         *("unknown", ROUTE["export"], ROUTE["import"], "wait"),
     ]
 
@@ -322,7 +325,7 @@ def test_a_route_of_a_broker_that_does_not_say_it_has_no_end() -> None:
     older = {k: v for k, v in QUIET.items() if k not in ("ended", "readToEnd")}
 
     assert top.route_state(older) == "idle"
-    assert top.route_row(older)[top.COLUMNS.index("ENDED")] == "-"
+    assert top.COLUMNS["ENDED"](older) == "-"
 
 
 def test_who_waits_is_shown_on_a_narrow_terminal_with_long_names() -> None:

@@ -11,7 +11,7 @@ from streambroker_core.errors import ManifestError
 from streambroker_operator.cli.io.manifest_files import read_value
 from streambroker_operator.cli.io.options import one_of
 from streambroker_operator.cli.io.yaml_format import dump_all
-from streambroker_operator.cli.output.table import render_items, table
+from streambroker_operator.cli.output.table import Table, render_document, render_items
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,9 @@ def test_what_kubectl_takes_for_a_boolean_is_shown_in_quotes() -> None:
 
 
 def test_columns_are_as_wide_as_their_longest_cell() -> None:
-    assert table([["A", "B"], ["long", "x"]]) == "A     B\nlong  x\n"
+    table = Table[tuple[str, str]]({"A": lambda row: row[0], "B": lambda row: row[1]})
+
+    assert table.text([("long", "x")]) == "A     B\nlong  x\n"
 
 
 def test_long_texts_are_cut_in_tables_only() -> None:
@@ -84,7 +86,7 @@ def test_long_texts_are_cut_in_tables_only() -> None:
     }
 
     assert "x" * 59 + "…" in render_items("imports", [item], "table")
-    assert "x" * 100 in render_items("imports", [item], "json")
+    assert "x" * 100 in render_document([item], "json")
 
 
 def test_an_import_by_name_shows_that_it_wants_streams() -> None:
@@ -101,4 +103,4 @@ def test_the_two_words_for_what_people_read_are_one(word: str) -> None:
 
 def test_an_empty_list_has_no_rows() -> None:
     assert render_items("pes", [], "table") == ""
-    assert json.loads(render_items("pes", [], "json"))["items"] == []
+    assert json.loads(render_document([], "json"))["items"] == []

@@ -9,7 +9,7 @@ from typing import Any
 from streambroker_core.matching import NEAR
 from streambroker_operator.cli.commands.diagnose import fetch_explanation
 from streambroker_operator.cli.commands.get import WHAT
-from streambroker_operator.cli.commands.top import COLUMNS, METRIC_COLUMNS, route_row
+from streambroker_operator.cli.commands.top import COLUMNS, METRIC_COLUMNS
 from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import (
@@ -23,6 +23,7 @@ from streambroker_operator.cli.io.targets import (
     Item,
     find_items,
     item_names,
+    port_text,
     read_targets,
     select_items,
 )
@@ -34,7 +35,7 @@ from streambroker_operator.cli.io.terminal import (
     sanitise,
     seconds_since,
 )
-from streambroker_operator.cli.output.table import as_yaml, port_text, shard_agents_text, shorten
+from streambroker_operator.cli.output.table import as_yaml, shard_agents_text, shorten
 from streambroker_operator.errors import RequestError
 
 MAX_NEAREST = 5
@@ -263,8 +264,9 @@ def _metric_lines(client: BrokerClient, namespace: str, item: Item) -> list[str]
     ends = (item["export"], item["import"])
     for row in client.call("GET", "/top", namespace=namespace)["routes"]:
         if (row["export"], row["import"]) == ends:
-            cells = dict(zip(COLUMNS, route_row(row), strict=True))
-            return [f"{name.capitalize() + ':':<12} {cells[name]}" for name in METRIC_COLUMNS]
+            return [
+                f"{name.capitalize() + ':':<12} {COLUMNS[name](row)}" for name in METRIC_COLUMNS
+            ]
     return []
 
 

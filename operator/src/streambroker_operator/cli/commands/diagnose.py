@@ -16,8 +16,8 @@ from streambroker_operator.cli.io.options import (
     namespace_for,
 )
 from streambroker_operator.cli.io.targets import KIND_ALIASES, find_port
-from streambroker_operator.cli.io.terminal import print_text, sanitise
-from streambroker_operator.cli.output.table import as_json, as_yaml
+from streambroker_operator.cli.io.terminal import sanitise
+from streambroker_operator.cli.output.table import print_answer
 
 WHAT = "IMPORT [EXPORT] | import X | export X"
 
@@ -49,7 +49,12 @@ def _explain(options: argparse.Namespace) -> int:
         for kind, word in read_pair(options.words).items()
     }
     answer = fetch_explanation(client, query, options.limit)
-    return _print_answer(answer, options.output)
+    _print(answer, options.output)
+    return OK
+
+
+def _print(answer: Any, output: str) -> None:
+    print_answer(answer, output, sanitise(str(answer["text"]).rstrip("\n")) + "\n")
 
 
 def fetch_explanation(client: BrokerClient, query: dict[str, str], limit: int) -> Any:
@@ -103,15 +108,5 @@ def _kind_prefix(word: str) -> str | None:
 
 def _lint(options: argparse.Namespace) -> int:
     answer = client_for(options).call("GET", "/lint", namespace=namespace_for(options))
-    _print_answer(answer, options.output)
+    _print(answer, options.output)
     return REFUSED if options.strict and answer["findings"] else OK
-
-
-def _print_answer(answer: Any, output: str) -> int:
-    if output == "json":
-        print_text(as_json(answer))
-    elif output == "yaml":
-        print_text(as_yaml([answer]))
-    else:
-        print_text(sanitise(str(answer["text"]).rstrip("\n")) + "\n")
-    return OK

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from streambroker_core.errors import SubscriptionError
 from streambroker_core.expression import parse
@@ -35,16 +35,16 @@ from streambroker_operator.cli.io.targets import (
 )
 from streambroker_operator.cli.io.terminal import Colour, one_line, paint, print_text
 from streambroker_operator.cli.output.table import (
-    Layout,
-    as_json,
+    Columns,
+    Table,
     as_yaml,
-    column_widths,
+    item_columns,
     offer_text,
     qualified_name,
+    render_document,
     render_items,
     shorten,
     subscription_text,
-    table,
     with_kind,
 )
 from streambroker_operator.errors import RequestError
@@ -82,7 +82,9 @@ def _get(options: argparse.Namespace) -> int:
         for kind, items in _find_all(client, targets, namespace_for(options))
     ]
     if options.output in ("json", "yaml"):
-        print_text(_render_document(matched, options.output, single=_is_single(targets, matched)))
+        found = [with_kind(kind, item) for kind, items in matched for item in items]
+        single = len(found) == len(targets) == 1 and targets[0].name is not None
+        print_text(render_document(found, options.output, single=single))
         return OK
     titled = len(matched) > 1 and options.output != "name" and not options.no_headers
     parts = [
@@ -132,21 +134,6 @@ def _find_all(
             collected = by_kind.setdefault(kind, [])
             collected += [item for item in items if item not in collected]
     return list(by_kind.items())
-
-
-def _is_single(targets: Sequence[Target], matches: Sequence[tuple[str, list[Item]]]) -> bool:
-    named = len(targets) == 1 and targets[0].name is not None
-    return named and sum(len(items) for _, items in matches) == 1
-
-
-def _render_document(
-    matches: Sequence[tuple[str, list[Item]]], output: str, *, single: bool
-) -> str:
-    items = [with_kind(kind, item) for kind, found_ in matches for item in found_]
-    if output == "yaml":
-        return as_yaml(items)
-    item_list = {"apiVersion": "v1", "kind": "List", "items": items}
-    return as_json(items[0] if single else item_list)
 
 
 def _get_and_watch(
@@ -206,18 +193,31 @@ def _is_selected(event: Event, targets: Sequence[Target]) -> bool:
     )
 
 
+_Change: TypeAlias = tuple[str, Item]
+
+
 class _WatchTable:
     def __init__(self, kind: str, options: argparse.Namespace, *, titled: bool) -> None:
         self._kind = kind
+        self._titled = titled
         self._output = options.output
-        self._kind_cell = [SINGULAR[kind]] if titled else []
         self._headers = not options.no_headers
         self._everywhere = options.all_namespaces
-        self._layout = Layout(
-            kind, wide=options.output == "wide", everywhere=options.all_namespaces
-        )
-        self._widths: list[int] = []
+        self._table = self._new_table()
         self._present: set[str] = set()
+
+    def _new_table(self) -> Table[_Change]:
+        def of_item(cell: Callable[[Item], str]) -> Callable[[_Change], str]:
+            return lambda change: cell(change[1])
+
+        items = item_columns(self._kind, wide=self._output == "wide", everywhere=self._everywhere)
+        kind: Columns[_Change] = {"KIND": lambda _: SINGULAR[self._kind]} if self._titled else {}
+        columns: Columns[_Change] = {
+            "EVENT": lambda change: change[0],
+            **kind,
+            **{name: of_item(cell) for name, cell in items.items()},
+        }
+        return Table(columns, least={**{name: len(name) for name in columns}, "EVENT": 8})
 
     def show_initial(self, items: Sequence[Item]) -> None:
         """Show the existing items."""
@@ -226,13 +226,9 @@ class _WatchTable:
             for item in items:
                 self._print_object("ADDED", item)
             return
-        head = ["EVENT", *(["KIND"] if self._kind_cell else []), *self._layout.head]
-        rows = [["ADDED", *self._kind_cell, *self._layout.row(item)] for item in items]
-        self._widths = column_widths([head, *rows], [8] + [0] * (len(head) - 1))
-        if self._headers:
-            rows.insert(0, head)
-        if rows:
-            print_text(table(rows, self._widths))
+        self._table = self._new_table()
+        rows = [("ADDED", item) for item in items]
+        print_text(self._table.text(rows, header=self._headers))
 
     def show_change(self, change: str, item: Item, *, is_selected: bool) -> None:
         """Show one change; items that enter or leave the selection are shown as ADDED or DELETED.
@@ -258,10 +254,10 @@ class _WatchTable:
         if self._output not in ("table", "wide"):
             self._print_object(change, item)
             return
-        row = [change, *self._kind_cell, *self._layout.row(item)]
-        self._widths = column_widths([row], self._widths)
-        line = table([row], self._widths)
-        print_text(paint(line.rstrip("\n"), _COLOURS.get(change)) + "\n")
+        (line,) = self._table.lines(
+            [(change, item)], header=False, colour=lambda row: _COLOURS.get(row[0])
+        )
+        print_text(f"{line}\n")
 
     def _print_object(self, change: str, item: Item) -> None:
         body = {"type": change, "object": with_kind(self._kind, item)}

@@ -12,23 +12,17 @@ from streambroker_core.model import RULE
 from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError, did_you_mean
 from streambroker_operator.cli.io.manifest_files import read_documents
-from streambroker_operator.cli.io.options import add_output, add_remote_command, client_for
+from streambroker_operator.cli.io.options import (
+    add_force,
+    add_output,
+    add_remote_command,
+    client_for,
+)
+from streambroker_operator.cli.io.targets import Item
 from streambroker_operator.cli.io.terminal import format_age, print_text
-from streambroker_operator.cli.output.table import Item, as_json, as_yaml, table
+from streambroker_operator.cli.output.table import Columns, Table, render_document
 from streambroker_operator.rest.http.paths import JOBS
 
-COLUMNS = [
-    "ID",
-    "VERSION",
-    "ACTIVE",
-    "RUNS",
-    "WINDOW",
-    "APPLIED",
-    "MATCHES",
-    "ERRORS",
-    "REASON",
-    "AGE",
-]
 _ACTIVE_WORDS = {"active": "True", "disabled": "Disabled", "absent": "False"}
 
 
@@ -49,11 +43,7 @@ def add(commands: Any) -> None:
         metavar="FILE",
         help="of put: rules or PatternProcessors; - is the standard input",
     )
-    command.add_argument(
-        "--force",
-        action="store_true",
-        help="in a cluster, take over fields that a manifest declares; prints a warning",
-    )
+    add_force(command)
     add_output(command, "table", "json", "yaml")
     command.set_defaults(run=_run)
 
@@ -74,12 +64,10 @@ def _list(options: argparse.Namespace, client: BrokerClient) -> int:
     job = _parse_job(options.words)
     answer = client.call("GET", _path(job), namespace=options.namespace)
     items: list[Item] = answer["patterns"]
-    if options.output == "json":
-        print_text(as_json({"apiVersion": "v1", "kind": "List", "items": items}))
-    elif options.output == "yaml":
-        print_text(as_yaml(items))
+    if options.output != "table":
+        print_text(render_document(items, options.output))
     elif items:
-        print_text(table([COLUMNS, *map(_row, items)]))
+        print_text(Table(_COLUMNS).text(items))
     return OK
 
 
@@ -88,13 +76,10 @@ def _get(options: argparse.Namespace, client: BrokerClient) -> int:
         client.call("GET", _path(job, rule), namespace=options.namespace)
         for job, rule in _parse_rules(options.words)
     ]
-    if options.output == "json":
-        manifest_list = {"apiVersion": "v1", "kind": "List", "items": manifests}
-        print_text(as_json(manifests[0] if len(manifests) == 1 else manifest_list))
-    elif options.output == "yaml":
-        print_text(as_yaml(manifests))
+    if options.output != "table":
+        print_text(render_document(manifests, options.output, single=len(manifests) == 1))
     else:
-        print_text(table([COLUMNS, *map(_row, manifests)]))
+        print_text(Table(_COLUMNS).text(manifests))
     return OK
 
 
@@ -175,28 +160,30 @@ def _path(job: str, rule: str | None = None) -> str:
     return path if rule is None else f"{path}/{quote(rule, safe='')}"
 
 
-def _row(item: Item) -> list[str]:
-    spec, status = item["spec"], item["status"]
-    reported = [_text(status.get(name)) for name in ("version", "since")]
-    applied = f"{status['buckets']}/{status['of']}" if status.get("of") else ""
-    reason = "" if status.get("accepted", True) else str(status.get("reason", ""))
-    return [
-        spec["id"],
-        _text(spec.get("version")),
-        _ACTIVE_WORDS.get(status.get("state", ""), "Unknown"),
-        *reported,
-        applied,
-        _text(status.get("matches")),
-        _text(status.get("errors")),
-        reason,
-        format_age(item["metadata"]["creationTimestamp"]),
-    ]
-
-
 def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
+def _applied_text(status: Item) -> str:
+    return f"{status['buckets']}/{status['of']}" if status.get("of") else ""
+
+
+def _reason(status: Item) -> str:
+    return "" if status.get("accepted", True) else str(status.get("reason", ""))
+
+
+_COLUMNS: Columns[Item] = {
+    "ID": lambda item: item["spec"]["id"],
+    "VERSION": lambda item: _text(item["spec"].get("version")),
+    "ACTIVE": lambda item: _ACTIVE_WORDS.get(item["status"].get("state", ""), "Unknown"),
+    "RUNS": lambda item: _text(item["status"].get("version")),
+    "WINDOW": lambda item: _text(item["status"].get("since")),
+    "APPLIED": lambda item: _applied_text(item["status"]),
+    "MATCHES": lambda item: _text(item["status"].get("matches")),
+    "ERRORS": lambda item: _text(item["status"].get("errors")),
+    "REASON": lambda item: _reason(item["status"]),
+    "AGE": lambda item: format_age(item["metadata"]["creationTimestamp"]),
+}
 ACTIONS: Mapping[str, Callable[[argparse.Namespace, BrokerClient], int]] = {
     "list": _list,
     "get": _get,

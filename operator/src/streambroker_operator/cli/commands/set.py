@@ -13,7 +13,7 @@ from streambroker_operator.cli.commands.diagnose import fetch_explanation
 from streambroker_operator.cli.io.client import BrokerClient, port_path
 from streambroker_operator.cli.io.errors import OK, UsageError, print_notes, with_expression
 from streambroker_operator.cli.io.manifest_files import check_not_null, read_value
-from streambroker_operator.cli.io.options import add_remote_command, client_for
+from streambroker_operator.cli.io.options import add_force, add_remote_command, client_for
 from streambroker_operator.cli.io.targets import KIND_ALIASES, find_port, with_suggestion
 from streambroker_operator.cli.io.terminal import one_line, print_text
 from streambroker_operator.cli.output.changes import routes_text
@@ -33,20 +33,12 @@ def add(commands: Any) -> None:
     for name, text, run in texts:
         command = add_remote_command(commands, name, text)
         command.add_argument("words", nargs="+", metavar=IMPORT)
-        _add_force(command)
+        add_force(command)
         command.set_defaults(run=run)
     command = add_remote_command(commands, "set-properties", "replace all properties of an export")
     command.add_argument("words", nargs="+", metavar=EXPORT, help="no property is {}")
-    _add_force(command)
+    add_force(command)
     command.set_defaults(run=_set_properties)
-
-
-def _add_force(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--force",
-        action="store_true",
-        help="in a cluster, take over fields that a manifest declares; prints a warning",
-    )
 
 
 def _set_filter(options: argparse.Namespace) -> int:
@@ -104,7 +96,7 @@ def _set(
     options: argparse.Namespace, kind: str, address: Sequence[str], part: str, body: Any
 ) -> int:
     client = client_for(options)
-    key = _find_port(client, kind, address, options.namespace)
+    key = find_port(client, kind, "/".join(address), options.namespace)
     word = kind.removesuffix("s")
     try:
         path = f"{port_path(word, key)}/{part}"
@@ -128,7 +120,3 @@ def _lint_notes(client: BrokerClient, key: PortKey) -> list[str]:
     except RequestError:
         return []
     return [str(finding["message"]) for finding in findings]
-
-
-def _find_port(client: BrokerClient, kind: str, address: Sequence[str], namespace: str) -> PortKey:
-    return find_port(client, kind, "/".join(address), namespace)

@@ -30,18 +30,18 @@ from streambroker_operator.cli.io.targets import (
 from streambroker_operator.cli.io.terminal import (
     Colour,
     format_duration,
+    format_size,
     is_terminal,
     one_line,
     paint,
     print_text,
-    sanitise,
 )
-from streambroker_operator.cli.output.rule_table import rule_lines
-from streambroker_operator.cli.output.side_table import format_size, side_lines
+from streambroker_operator.cli.output.job_tables import rule_lines, side_lines
 from streambroker_operator.cli.output.table import (
+    Columns,
+    Table,
     as_json,
     as_yaml,
-    column_widths,
     shard_agents_text,
 )
 from streambroker_operator.errors import RequestError
@@ -49,32 +49,6 @@ from streambroker_operator.errors import RequestError
 INTERVAL_S = 2.0
 STALE_S = 90.0
 """Age from which a report is stale, in seconds."""
-COLUMNS = [
-    "CONGESTION",
-    "FULL",
-    "EXPORT",
-    "IMPORT",
-    "ROWS/S",
-    "BYTES/S",
-    "LAG",
-    "LAG ROWS",
-    "LAG BYTES",
-    "LAG TIME",
-    "BLOCKED",
-    "FILTERED",
-    "DROPPED",
-    "LOST",
-    "ENDED",
-    "AGE",
-    "POLICY",
-]
-"""Ordered by importance, because a narrow terminal cuts the last ones."""
-METRIC_COLUMNS = tuple(name for name in COLUMNS if name not in ("EXPORT", "IMPORT", "POLICY"))
-"""Columns that change all the time."""
-_NARROW_COLUMNS = ["CONGESTION", "EXPORT", "IMPORT", "ROWS/S", "LAG ROWS", "LAG TIME", "BLOCKED"]
-_NARROW_COLUMNS += ["DROPPED", "LOST", "AGE"]
-"""Columns of the default table, which fits 120 characters; ``wide`` has all."""
-_RIGHT_ALIGNED = (1, *range(4, 14))
 _CLEAR = "\x1b[H\x1b[J"
 _COLOURS: dict[str, Colour] = {"waits": "red", "away": "yellow", "stale": "dim", "unknown": "dim"}
 _ENDED_WORDS = {None: "-", False: "no", True: "yes"}
@@ -255,22 +229,16 @@ def route_lines(
     """
     if not routes:
         return ["no routes"]
-    rows = [COLUMNS, *(route_row(route) for route in routes)]
-    right = [index in _RIGHT_ALIGNED for index in range(len(COLUMNS))]
+    shown = COLUMNS
     if namespace is not None:
-        indices = [COLUMNS.index(name) for name in _NARROW_COLUMNS]
-        rows = [[row[index].removeprefix(f"{namespace}/") for index in indices] for row in rows]
-        right = [right[index] for index in indices]
-    widths = column_widths(rows)
-    colours: list[Colour | None] = [None, *(_COLOURS.get(route_state(r)) for r in routes)]
-    lines = []
-    for row, colour in zip(rows, colours, strict=True):
-        cells = [
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, right, strict=True)
-        ]
-        lines.append(paint("  ".join(cells).rstrip()[:columns], colour))
-    return lines
+        shown = {name: _without_prefix(f"{namespace}/", COLUMNS[name]) for name in _NARROW_COLUMNS}
+    return Table(shown, right=_RIGHT_ALIGNED).lines(
+        routes, colour=lambda route: _COLOURS.get(route_state(route)), cut=columns
+    )
+
+
+def _without_prefix(prefix: str, cell: Callable[[Item], str]) -> Callable[[Item], str]:
+    return lambda route: cell(route).removeprefix(prefix)
 
 
 def shard_agent_lines(shard_agents: Mapping[str, Sequence[Item]]) -> list[str]:
@@ -282,29 +250,6 @@ def shard_agent_lines(shard_agents: Mapping[str, Sequence[Item]]) -> list[str]:
         for home, agents in shard_agents.items()
     ]
     return [one_line(line) for line in (*away_lines, *lines)]
-
-
-def route_row(route: Item) -> list[str]:
-    """Return the cells of a route; ``-`` for unreported values."""
-    return [
-        route_state(route),
-        "-" if route["congestion"] is None else f"{route['congestion']}%",
-        sanitise(route["export"]),
-        sanitise(route["import"]),
-        _format_number(route["rowsPerSecond"]),
-        _format_bytes(route["bytesPerSecond"]),
-        _format_number(route["lagEpochs"]),
-        _format_number(route["lagRows"]),
-        _format_bytes(route["lagBytes"]),
-        _format_time(route["lagSeconds"]),
-        _format_time(route["blockedSeconds"]),
-        _format_number(route["filteredRows"]),
-        _format_number(route["droppedRows"]),
-        _format_number(route["lostRows"]),
-        _ENDED_WORDS[route.get("ended")],
-        _format_time(route["age"]),
-        route["policy"],
-    ]
 
 
 def route_state(route: Item) -> str:
@@ -334,14 +279,36 @@ def _format_number(value: float | None) -> str:
     return f"{value:,.1f}" if 0 < value < 10 and value != int(value) else f"{value:,.0f}"
 
 
-def _format_time(value: float | None) -> str:
-    return "-" if value is None else format_duration(value)
+def _format_known(format_value: Callable[[float], str], value: float | None) -> str:
+    return "-" if value is None else format_value(value)
 
 
-def _format_bytes(value: float | None) -> str:
-    return "-" if value is None else format_size(value)
-
-
+COLUMNS: Columns[Item] = {
+    "CONGESTION": route_state,
+    "FULL": lambda route: "-" if route["congestion"] is None else f"{route['congestion']}%",
+    "EXPORT": lambda route: route["export"],
+    "IMPORT": lambda route: route["import"],
+    "ROWS/S": lambda route: _format_number(route["rowsPerSecond"]),
+    "BYTES/S": lambda route: _format_known(format_size, route["bytesPerSecond"]),
+    "LAG": lambda route: _format_number(route["lagEpochs"]),
+    "LAG ROWS": lambda route: _format_number(route["lagRows"]),
+    "LAG BYTES": lambda route: _format_known(format_size, route["lagBytes"]),
+    "LAG TIME": lambda route: _format_known(format_duration, route["lagSeconds"]),
+    "BLOCKED": lambda route: _format_known(format_duration, route["blockedSeconds"]),
+    "FILTERED": lambda route: _format_number(route["filteredRows"]),
+    "DROPPED": lambda route: _format_number(route["droppedRows"]),
+    "LOST": lambda route: _format_number(route["lostRows"]),
+    "ENDED": lambda route: _ENDED_WORDS[route.get("ended")],
+    "AGE": lambda route: _format_known(format_duration, route["age"]),
+    "POLICY": lambda route: route["policy"],
+}
+"""Ordered by importance, because a narrow terminal cuts the last ones."""
+METRIC_COLUMNS = tuple(name for name in COLUMNS if name not in ("EXPORT", "IMPORT", "POLICY"))
+"""Columns that change all the time."""
+_NARROW_COLUMNS = ["CONGESTION", "EXPORT", "IMPORT", "ROWS/S", "LAG ROWS", "LAG TIME", "BLOCKED"]
+_NARROW_COLUMNS += ["DROPPED", "LOST", "AGE"]
+"""Columns of the default table, which fits 120 characters; ``wide`` has all."""
+_RIGHT_ALIGNED = COLUMNS.keys() - {"CONGESTION", "EXPORT", "IMPORT", "ENDED", "AGE", "POLICY"}
 _SORT_KEYS: dict[str, Callable[[Item], Any]] = {
     "state": lambda r: (
         _STATE_ORDER.index(route_state(r)),

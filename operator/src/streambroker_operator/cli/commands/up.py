@@ -13,7 +13,7 @@ from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import add_output, add_remote_command, client_for, one_of
 from streambroker_operator.cli.io.terminal import print_text
-from streambroker_operator.cli.output.table import as_json, as_yaml
+from streambroker_operator.cli.output.table import print_answer
 from streambroker_operator.errors import RequestError
 
 MAX_TCP_PORT = 65_535
@@ -139,12 +139,8 @@ def _version(options: argparse.Namespace) -> int:
     versions: dict[str, Any] = {"client": version("streambroker-operator")}
     if not options.client:
         versions["broker"] = _broker_version(client_for(options))
-    if options.output == "json":
-        print_text(as_json(versions))
-    elif options.output == "yaml":
-        print_text(as_yaml([versions]))
-    else:
-        print_text("".join(f"{name} {text}\n" for name, text in versions.items()))
+    text = "".join(f"{name} {version_}\n" for name, version_ in versions.items())
+    print_answer(versions, options.output, text)
     return OK
 
 

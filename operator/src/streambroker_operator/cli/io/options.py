@@ -110,6 +110,15 @@ def add_everywhere(command: argparse.ArgumentParser) -> None:
     command.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
 
 
+def add_force(command: argparse.ArgumentParser) -> None:
+    """Add ``--force``."""
+    command.add_argument(
+        "--force",
+        action="store_true",
+        help="in a cluster, take over fields that a manifest declares; prints a warning",
+    )
+
+
 def namespace_for(options: argparse.Namespace) -> str:
     """Return the selected namespace, ``*`` for all."""
     return "*" if getattr(options, "all_namespaces", False) else str(options.namespace)

@@ -126,22 +126,22 @@ def item_names(kind: str, item: Item) -> list[str]:
     """Return all names of an item, the preferred one first."""
     if kind == "routes":
         ends = [item["export"], item["import"]]
-        return [f"{ends[0]}:{ends[1]}", *ends, *(_without_namespace(end) for end in ends)]
+        return [f"{ends[0]}:{ends[1]}", *ends, *(end.partition("/")[2] for end in ends)]
     if kind == "pes":
         short = f"{item['job']}/{item['pe']}"
         return [short, f"{item['namespace']}/{short}", item["job"]]
-    spec, metadata = item["spec"], item["metadata"]
-    short = f"{spec['job']}/{spec['pe']}/{spec['port']}"
+    metadata, short = item["metadata"], port_text(item["spec"])
     return [metadata["name"], short, f"{metadata['namespace']}/{short}"]
+
+
+def port_text(spec: Item) -> str:
+    """Return the port of a resource as ``JOB/PE/PORT``."""
+    return f"{spec['job']}/{spec['pe']}/{spec['port']}"
 
 
 def item_name(kind: str, item: Item, index: int = 0) -> str:
     """Return the name of an item that has the index in `item_names`."""
     return item_names(kind, item)[index]
-
-
-def _without_namespace(key: str) -> str:
-    return key.partition("/")[2]
 
 
 def select_items(kind: str, items: Sequence[Item], name: str | None) -> list[Item]:
@@ -245,8 +245,7 @@ def find_port(client: BrokerClient, kind: str, word: str, namespace: str) -> Por
     if "/" in word:
         raise UsageError(f"{word!r} is neither NAME nor JOB/PE/PORT.")
     ((_, items),) = _find_by_name(client, kind, word, namespace)
-    spec = items[0]["spec"]
-    return PortKey.parse(f"{namespace}/{spec['job']}/{spec['pe']}/{spec['port']}")
+    return PortKey.parse(f"{namespace}/{port_text(items[0]['spec'])}")
 
 
 def _find_by_name(

@@ -61,6 +61,14 @@ def format_duration(seconds: float) -> str:
     return f"{total}s"
 
 
+def format_size(value: float) -> str:
+    """Return a number of bytes in its largest unit."""
+    for unit, size in (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
+        if value >= size:
+            return f"{value / size:.1f}{unit}"
+    return f"{value:.0f}"
+
+
 def one_line(text: str) -> str:
     """Return a text on one line, without terminal control characters."""
     return sanitise(" ".join(text.split("\n")))

@@ -27,7 +27,7 @@ from streambroker_operator.cli.io.errors import (
 )
 from streambroker_operator.cli.io.options import one_of
 from streambroker_operator.cli.io.terminal import Colour, is_terminal, paint, print_text, sanitise
-from streambroker_operator.cli.output.table import as_json, as_yaml
+from streambroker_operator.cli.output.table import print_answer
 from streambroker_operator.errors import RequestError
 
 MAX_CHANGES = 1_000
@@ -101,12 +101,7 @@ def show_forecast(
     body = _proposal(resources, deleted)
     answer = client.call("POST", "/whatif", body, namespace=options.namespace)
     output = getattr(options, "output", "table")
-    if output == "json":
-        print_text(as_json(answer))
-    elif output == "yaml":
-        print_text(as_yaml([answer]))
-    else:
-        print_text(colour_forecast(answer["text"], "nothing was applied"))
+    print_answer(answer, output, colour_forecast(answer["text"], "nothing was applied"))
     ignored_codes = ABSENT_CODES if getattr(options, "ignore_not_found", False) else ()
     if any(p["refused"] and p["code"] not in ignored_codes for p in answer["problems"]):
         return REFUSED

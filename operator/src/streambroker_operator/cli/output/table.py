@@ -3,18 +3,72 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from streambroker_operator.cli.io.targets import SINGULAR, item_name
-from streambroker_operator.cli.io.terminal import format_age, one_line
+from streambroker_operator.cli.io.targets import SINGULAR, Item, item_name, port_text
+from streambroker_operator.cli.io.terminal import Colour, format_age, one_line, paint, print_text
 from streambroker_operator.cli.io.yaml_format import dump_all
 
-Row = list[str]
-Item = dict[str, Any]
+R = TypeVar("R")
+Columns: TypeAlias = Mapping[str, Callable[[R], str]]
+"""Returns the cell of a row, by name of the column."""
 
 _BODY_KINDS = {"pes": "PE", "routes": "Route"}
+
+
+class Table(Generic[R]):
+    """Aligned columns with a header, and one line per row.
+
+    Columns are never narrower than in earlier calls of `lines`.
+
+    Args:
+        columns: in order.
+        right: names of the columns that are aligned at the right.
+        least: minimum widths by column, in characters.
+    """
+
+    def __init__(
+        self,
+        columns: Columns[R],
+        *,
+        right: Collection[str] = (),
+        least: Mapping[str, int] | None = None,
+    ) -> None:
+        self._columns = columns
+        self._right = right
+        self._widths = {name: (least or {}).get(name, 0) for name in columns}
+
+    def lines(
+        self,
+        rows: Iterable[R],
+        *,
+        header: bool = True,
+        colour: Callable[[R], Colour | None] = lambda _: None,
+        cut: int | None = None,
+    ) -> list[str]:
+        """Return the lines of rows, coloured and cut at `cut` characters."""
+        lines: list[tuple[Mapping[str, str], Colour | None]] = []
+        if header:
+            lines.append(({name: name for name in self._columns}, None))
+        for row in rows:
+            texts = {name: one_line(cell(row)) for name, cell in self._columns.items()}
+            lines.append((texts, colour(row)))
+        for cells, _ in lines:
+            for name, cell in cells.items():
+                self._widths[name] = max(self._widths[name], len(cell))
+        return [paint(self._align(cells)[:cut], colour) for cells, colour in lines]
+
+    def text(self, rows: Iterable[R], *, header: bool = True) -> str:
+        """Return the lines of rows as one text; empty without a line."""
+        return "".join(f"{line}\n" for line in self.lines(rows, header=header))
+
+    def _align(self, cells: Mapping[str, str]) -> str:
+        aligned = (
+            f"{cell:>{width}}" if name in self._right else f"{cell:<{width}}"
+            for (name, cell), width in zip(cells.items(), self._widths.values(), strict=True)
+        )
+        return "  ".join(aligned).rstrip()
 
 
 def render_items(
@@ -24,32 +78,40 @@ def render_items(
     *,
     everywhere: bool = False,
     headers: bool = True,
-    now: datetime | None = None,
 ) -> str:
-    """Return items of one kind as text; empty without items, except for JSON.
+    """Return items of one kind as text; empty without items.
 
     Args:
         kind: exports, imports, pes or routes.
         items: as the broker returns them.
-        output: table, wide, json, yaml or name.
+        output: table, wide or name.
         everywhere: the items are of several namespaces.
         headers: whether tables have a header.
-        now: for ages; None for the current time.
     """
-    if output == "json":
-        items = [with_kind(kind, item) for item in items]
-        return as_json({"apiVersion": "v1", "kind": "List", "items": items})
-    if output == "yaml":
-        return as_yaml([with_kind(kind, item) for item in items])
     if output == "name":
         return "".join(
             f"{SINGULAR[kind]}/{qualified_name(kind, item, everywhere)}\n" for item in items
         )
     if not items:
         return ""
-    layout = Layout(kind, wide=output == "wide", everywhere=everywhere)
-    head = [layout.head] if headers else []
-    return table([*head, *(layout.row(item, now) for item in items)])
+    columns = item_columns(kind, wide=output == "wide", everywhere=everywhere)
+    return Table(columns).text(items, header=headers)
+
+
+def render_document(items: Sequence[Item], output: str, *, single: bool = False) -> str:
+    """Return items as YAML documents, or as a JSON list; the only item itself if `single`."""
+    if output == "yaml":
+        return as_yaml(items)
+    return as_json(items[0] if single else {"apiVersion": "v1", "kind": "List", "items": items})
+
+
+def print_answer(body: Any, output: str, text: str) -> None:
+    """Print a broker's answer as JSON or YAML, else the text."""
+    if output == "json":
+        text = as_json(body)
+    elif output == "yaml":
+        text = as_yaml([body])
+    print_text(text)
 
 
 def qualified_name(kind: str, item: Item, everywhere: bool) -> str:
@@ -74,54 +136,11 @@ def with_kind(kind: str, item: Item) -> Item:
     return item if kind not in _BODY_KINDS else {"kind": _BODY_KINDS[kind], **item}
 
 
-class Layout:
-    """Columns of one kind: all if `wide`, and the namespace first if `everywhere`."""
-
-    def __init__(self, kind: str, *, wide: bool = False, everywhere: bool = False) -> None:
-        head, self._row = _TABLES[kind]
-        more, self._wide_row = _WIDE[kind] if wide and kind in _WIDE else ([], _no_cells)
-        self._everywhere = everywhere and kind != "routes"
-        self._has_age = kind in ("exports", "imports")
-        first = ["NAMESPACE"] if self._everywhere else []
-        self.head = [*first, *head, *(["AGE"] if self._has_age else []), *more]
-
-    def row(self, item: Item, now: datetime | None = None) -> Row:
-        """Return the cells of an item."""
-        metadata = item.get("metadata", item)
-        first = [str(metadata.get("namespace", "-"))] if self._everywhere else []
-        aged = [format_age(metadata.get("creationTimestamp"), now)] if self._has_age else []
-        return [one_line(cell) for cell in [*first, *self._row(item), *aged, *self._wide_row(item)]]
-
-
-def table(rows: Sequence[Row], least: Sequence[int] = ()) -> str:
-    """Return rows with aligned columns, each at least as wide as in `least`."""
-    widths = column_widths(rows, least)
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def column_widths(rows: Sequence[Row], least: Sequence[int] = ()) -> list[int]:
-    """Return the widths of the columns, in characters."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [max(pair) for pair in zip(widths, least, strict=True)] if least else widths
-
-
-def port_text(spec: Item) -> str:
-    """Return the port of a resource as ``JOB/PE/PORT``."""
-    return f"{spec['job']}/{spec['pe']}/{spec['port']}"
-
-
-def _state(item: Item) -> Row:
-    status = item.get("status") or {}
-    state = "Ended" if status.get("ended") else str(status.get("reason", "Unknown"))
-    return [str(status.get("matches", 0)), state]
-
-
-def _name_cells(item: Item) -> Row:
-    return [str(item["metadata"].get("name", "-")), port_text(item["spec"])]
+def item_columns(kind: str, *, wide: bool, everywhere: bool) -> Columns[Item]:
+    """Return the columns of a kind: all if `wide`, and the namespace first if `everywhere`."""
+    first = {"NAMESPACE": _namespace} if everywhere and kind != "routes" else {}
+    more = _WIDE_COLUMNS.get(kind, {}) if wide else {}
+    return {**first, **_COLUMNS[kind], **more}
 
 
 def offer_text(spec: Item) -> str:
@@ -140,39 +159,10 @@ def subscription_text(spec: Item) -> str:
     return shorten(", ".join(f"stream {name}" for name in names)) or "-"
 
 
-def _export(item: Item) -> Row:
-    return [*_name_cells(item), offer_text(item["spec"]), *_state(item)]
-
-
-def _import(item: Item) -> Row:
-    spec = item["spec"]
-    return [
-        *_name_cells(item),
-        subscription_text(spec),
-        shorten(spec.get("filter") or "-"),
-        *_state(item),
-    ]
-
-
-def _pe(item: Item) -> Row:
-    return [
-        f"{item['job']}/{item['pe']}",
-        item["location"] or "-",
-        format_age(item.get("seen")),
-        ",".join(item["exports"]) or "-",
-        ",".join(item["imports"]) or "-",
-        shard_agents_text(item.get("fellows", ())),
-    ]
-
-
 def shard_agents_text(shard_agents: Sequence[Item]) -> str:
     """Return the PE numbers of shard agents; those that do not answer are marked."""
     names = (f"{f['pe'].rpartition('/')[2]}{' (away)' if f['away'] else ''}" for f in shard_agents)
     return ", ".join(names) or "-"
-
-
-def _route(item: Item) -> Row:
-    return [item["export"], item["import"], item["policy"], shorten(item["filter"] or "-")]
 
 
 def properties_text(properties: Item) -> str:
@@ -189,28 +179,63 @@ def shorten(text: str, limit: int = 60) -> str:
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
-def _wide_cells(item: Item) -> Row:
-    status = item.get("status") or {}
-    return [
-        str(item["metadata"].get("generation", "-")),
-        str(item["spec"].get("application", {}).get("scope", "-")),
-        ",".join(status.get("topMatches", [])) or "-",
-        status.get("message") or "-",
-    ]
+def _namespace(item: Item) -> str:
+    return str(item.get("metadata", item).get("namespace", "-"))
 
 
-def _no_cells(_item: Item) -> Row:
-    return []
+def _status(item: Item) -> Item:
+    return item.get("status") or {}
 
 
-_TABLES: dict[str, tuple[Row, Callable[[Item], Row]]] = {
-    "exports": (["NAME", "PORT", "OFFERS", "MATCHES", "STATE"], _export),
-    "imports": (["NAME", "PORT", "WANTS", "FILTER", "MATCHES", "STATE"], _import),
-    "pes": (["PE", "LOCATION", "SEEN", "EXPORTS", "IMPORTS", "FELLOWS"], _pe),
-    "routes": (["EXPORT", "IMPORT", "POLICY", "FILTER"], _route),
+def _state(item: Item) -> str:
+    status = _status(item)
+    return "Ended" if status.get("ended") else str(status.get("reason", "Unknown"))
+
+
+_NAME_COLUMNS: Columns[Item] = {
+    "NAME": lambda item: str(item["metadata"].get("name", "-")),
+    "PORT": lambda item: port_text(item["spec"]),
 }
-_WIDE: dict[str, tuple[Row, Callable[[Item], Row]]] = {
-    "exports": (["GENERATION", "SCOPE", "PEERS", "MESSAGE"], _wide_cells),
-    "imports": (["GENERATION", "SCOPE", "PEERS", "MESSAGE"], _wide_cells),
-    "pes": (["VIEW"], lambda item: [item.get("version") or "-"]),
+_STATE_COLUMNS: Columns[Item] = {
+    "MATCHES": lambda item: str(_status(item).get("matches", 0)),
+    "STATE": _state,
+    "AGE": lambda item: format_age(item["metadata"].get("creationTimestamp")),
+}
+_COLUMNS: Mapping[str, Columns[Item]] = {
+    "exports": {
+        **_NAME_COLUMNS,
+        "OFFERS": lambda item: offer_text(item["spec"]),
+        **_STATE_COLUMNS,
+    },
+    "imports": {
+        **_NAME_COLUMNS,
+        "WANTS": lambda item: subscription_text(item["spec"]),
+        "FILTER": lambda item: shorten(item["spec"].get("filter") or "-"),
+        **_STATE_COLUMNS,
+    },
+    "pes": {
+        "PE": lambda item: f"{item['job']}/{item['pe']}",
+        "LOCATION": lambda item: item["location"] or "-",
+        "SEEN": lambda item: format_age(item.get("seen")),
+        "EXPORTS": lambda item: ",".join(item["exports"]) or "-",
+        "IMPORTS": lambda item: ",".join(item["imports"]) or "-",
+        "FELLOWS": lambda item: shard_agents_text(item.get("fellows", ())),
+    },
+    "routes": {
+        "EXPORT": lambda item: item["export"],
+        "IMPORT": lambda item: item["import"],
+        "POLICY": lambda item: item["policy"],
+        "FILTER": lambda item: shorten(item["filter"] or "-"),
+    },
+}
+_WIDE_PORT_COLUMNS: Columns[Item] = {
+    "GENERATION": lambda item: str(item["metadata"].get("generation", "-")),
+    "SCOPE": lambda item: str(item["spec"].get("application", {}).get("scope", "-")),
+    "PEERS": lambda item: ",".join(_status(item).get("topMatches", [])) or "-",
+    "MESSAGE": lambda item: _status(item).get("message") or "-",
+}
+_WIDE_COLUMNS: Mapping[str, Columns[Item]] = {
+    "exports": _WIDE_PORT_COLUMNS,
+    "imports": _WIDE_PORT_COLUMNS,
+    "pes": {"VIEW": lambda item: item.get("version") or "-"},
 }
