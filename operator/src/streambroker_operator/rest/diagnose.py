@@ -64,6 +64,7 @@ from streambroker_operator.rest.http.requests import (
     parse_limit,
     parse_namespace,
     parse_namespace_or_all,
+    query_error,
 )
 from streambroker_operator.rest.http.responses import json_answer, long_answer
 from streambroker_operator.runtime.bodies import changed_values_body, route_body
@@ -98,9 +99,7 @@ async def explain(request: web.Request) -> web.Response:
     board = request.app[RUNTIME].board
     export_key, import_key = _port(request, "export"), _port(request, "import")
     if export_key is None and import_key is None:
-        raise RequestError(
-            400, "QueryInvalid", "Name an import, an export or both: ?import=default/job/0/port."
-        )
+        raise query_error("Name an import, an export or both: ?import=default/job/0/port.")
     limit = parse_limit(request, MAX_PAIRS) or DEFAULT_PAIRS
     async with request.app[CALLER_LIMITS].scans.turn(caller_name(request)):
         snapshot = take_snapshot(board, request[CALLER].namespaces)
@@ -123,8 +122,8 @@ def _port(request: web.Request, name: str) -> PortKey | None:
     try:
         return PortKey.parse(text)
     except ManifestError as error:
-        raise RequestError(
-            400, "QueryInvalid", f"{name}={text!r} is not NAMESPACE/JOB/PE/PORT: {error.reason}."
+        raise query_error(
+            f"{name}={text!r} is not NAMESPACE/JOB/PE/PORT: {error.reason}."
         ) from error
 
 

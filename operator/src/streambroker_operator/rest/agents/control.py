@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from streambroker_core.control.tuples.request import parse_control_request
-from streambroker_core.model import PeKey
+from streambroker_core.model import Export, PeKey
 from streambroker_core.wire.broker import agent_commands as wire
 from streambroker_core.wire.broker.agent_commands import AgentCommand, CommandResult, make_command
 from streambroker_core.wire.encoding.fields import Fields
@@ -24,9 +24,8 @@ from streambroker_operator.rest.http.paths import COMMANDS, EMIT, SEND, TUPLE
 from streambroker_operator.rest.http.requests import (
     RUNTIME,
     json_body,
-    require_export,
     require_pe,
-    require_stored,
+    require_resource,
 )
 from streambroker_operator.rest.http.responses import json_answer
 from streambroker_operator.runtime.agent_commands import CommandTransport, agent_away_error
@@ -47,7 +46,7 @@ routes = web.RouteTableDef()
 @routes.post(EMIT)
 async def emit(request: web.Request) -> web.Response:
     """Send a control tuple to the importers of an export."""
-    key = require_export(request).key
+    key = require_resource(request, Export).key
     control = parse_control_request(await json_body(request)).encode()
     body = {"export": key.port, "request": _request_id(request), "what": control}
     return await _append(request, key.owner, wire.EMIT, body)
@@ -56,7 +55,7 @@ async def emit(request: web.Request) -> web.Response:
 @routes.get(EMIT + TUPLE)
 async def get_emitted(request: web.Request) -> web.Response:
     """Return the state of an emitted tuple, and which readers have applied it."""
-    key = require_stored(request, "Export").resource.key
+    key = require_resource(request, Export).key
     return await _state(request, key.owner, wire.EMITTED, {"export": key.port})
 
 

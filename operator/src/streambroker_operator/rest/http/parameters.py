@@ -12,9 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
-from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.http.openapi import description
-from streambroker_operator.rest.http.requests import route_path
+from streambroker_operator.rest.http.requests import query_error, route_path
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -34,13 +33,11 @@ def _check(request: web.Request, name: str, allowed: Mapping[str, bool]) -> None
         near = difflib.get_close_matches(name, allowed, 1)
         suggestion = f" Did you mean {near[0]}?" if near else ""
         names = ", ".join(sorted(allowed)) or "none"
-        raise RequestError(
-            400,
-            "QueryInvalid",
-            f"The parameter {name[:64]!r} is not known here; known are: {names}.{suggestion}",
+        raise query_error(
+            f"The parameter {name[:64]!r} is not known here; known are: {names}.{suggestion}"
         )
     if not allowed[name] and len(request.query.getall(name)) > 1:
-        raise RequestError(400, "QueryInvalid", f"The parameter {name!r} is repeated.")
+        raise query_error(f"The parameter {name!r} is repeated.")
 
 
 @lru_cache(maxsize=256)

@@ -13,20 +13,19 @@ from typing import Any
 
 from aiohttp import web
 
-from streambroker_core.model import Resource
+from streambroker_core.model import Resource, Rule
 from streambroker_core.wire.encoding.canonical import digest
 from streambroker_operator.errors import RequestError
-from streambroker_operator.storage.backend import StoredResource
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def resource_etag(resource: Resource) -> str:
-    """Return a resource's ETag, with quotes."""
+def resource_etag(resource: Resource | Rule) -> str:
+    """Return the ETag of a resource or rule, with quotes."""
     return f'"{resource.uid}.{resource.generation}"'
 
 
-def body_etag(resource: Resource, status: Any) -> str:
+def body_etag(resource: Resource | Rule, status: Any) -> str:
     """Return the ETag of a response that shows a resource with name and status."""
     suffix = digest([resource.name, status])[:16]
     return f'"{resource.uid}.{resource.generation}+{suffix}"'
@@ -38,9 +37,9 @@ def parse_etags(header: str | None) -> set[str]:
     return {part.removeprefix("W/").strip('"') for part in parts if part}
 
 
-def check_match(request: web.Request, stored: StoredResource | None) -> None:
+def check_match(request: web.Request, current: Resource | Rule | None) -> None:
     """Check ``If-Match`` and ``If-None-Match`` against a resource; raise 412 on failure."""
-    check_etag(request, None if stored is None else resource_etag(stored.resource).strip('"'))
+    check_etag(request, None if current is None else resource_etag(current).strip('"'))
 
 
 def check_etag(request: web.Request, current: str | None) -> None:

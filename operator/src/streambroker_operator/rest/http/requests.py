@@ -53,6 +53,11 @@ def route_path(request: web.Request) -> str:
     return "" if resource is None else resource.canonical
 
 
+def query_error(message: str) -> RequestError:
+    """Return a 400 error for a query parameter."""
+    return RequestError(400, "QueryInvalid", message)
+
+
 def parse_limit(request: web.Request, most: int) -> int | None:
     """Return ``?limit=``, from 1 to ``most``; None if absent. Refuse other values with 400."""
     return parse_integer(request, "limit", 1, most)
@@ -65,9 +70,7 @@ def parse_integer(request: web.Request, name: str, least: int, most: int) -> int
         return None
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if not least <= number <= most:
-        raise RequestError(
-            400, "QueryInvalid", f"{name}={text!r} is not a whole number from {least} to {most}."
-        )
+        raise query_error(f"{name}={text!r} is not a whole number from {least} to {most}.")
     return number
 
 
@@ -80,7 +83,7 @@ def parse_namespace(request: web.Request) -> str:
     """Return the selected namespace; refuse anything but a DNS label with 400."""
     namespace = requested_namespace(request)
     if not is_label(namespace):
-        raise RequestError(400, "QueryInvalid", f"The namespace {namespace!r} is not a DNS label.")
+        raise query_error(f"The namespace {namespace!r} is not a DNS label.")
     return namespace
 
 
@@ -138,22 +141,17 @@ def require_stored(request: web.Request, kind: Kind) -> StoredResource:
     return stored
 
 
-def require_export(request: web.Request) -> Export:
-    """Return the Export of the path, after checking the conditions."""
-    return _require_matched(request, "Export", Export)
+def require_resource(request: web.Request, type_: type[R]) -> R:
+    """Return the resource of the path; raise 404 if it is unknown, 412 if a condition fails.
 
-
-def require_import(request: web.Request) -> Import:
-    """Return the Import of the path, after checking the conditions."""
-    return _require_matched(request, "Import", Import)
-
-
-def _require_matched(request: web.Request, kind: Kind, type_: type[R]) -> R:
-    stored = require_stored(request, kind)
-    check_match(request, stored)
-    if not isinstance(stored.resource, type_):
+    Conditions of a GET are evaluated with its response.
+    """
+    resource = require_stored(request, "Export" if type_ is Export else "Import").resource
+    if request.method not in ("GET", "HEAD"):
+        check_match(request, resource)
+    if not isinstance(resource, type_):
         raise TypeError("the store keeps kinds apart")
-    return stored.resource
+    return resource
 
 
 def parse_write_options(
@@ -162,7 +160,7 @@ def parse_write_options(
     """Return the options of a write: conditions, owners, and ``?force=`` (400 if not a boolean)."""
     force = request.query.get("force", "false")
     if force not in ("true", "false"):
-        raise RequestError(400, "QueryInvalid", f"force={force!r} is neither true nor false.")
+        raise query_error(f"force={force!r} is neither true nor false.")
     return WriteOptions(check=partial(check_etag, request), force=force == "true", owners=owners)
 
 
@@ -173,9 +171,7 @@ def parse_wait(request: web.Request) -> float:
         return 0.0
     seconds = parse_duration(text)
     if seconds is None:
-        raise RequestError(
-            400, "QueryInvalid", f"wait={text!r} is not a duration; write 30s or 500ms."
-        )
+        raise query_error(f"wait={text!r} is not a duration; write 30s or 500ms.")
     return min(seconds, MAX_WAIT_S)
 
 

@@ -9,12 +9,14 @@ from typing import Any
 from aiohttp import web
 
 from streambroker_core.errors import StreambrokerError, TakenError
+from streambroker_core.model import Resource, Rule
 from streambroker_core.wire.broker import problem as problems
 from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.http.preconditions import resource_etag
 from streambroker_operator.runtime.bodies import route_body
 from streambroker_operator.runtime.runtime import WriteResult
+from streambroker_operator.storage.backend import StoredResource, StoredRule
 
 
 def json_answer(
@@ -43,22 +45,28 @@ def _encode_long(value: Any) -> bytes:
 
 def written_answer(written: WriteResult, *, status: int = 200) -> web.Response:
     """Return the result of a write: identity, version, and routes kept, added and cut."""
-    stored = written.stored
-    resource = stored.resource
+    routes = {
+        "kept": [route_body(route) for route in written.retained],
+        "added": [route_body(route) for route in written.added],
+        "cut": [{**route_body(cut.route), "reason": cut.reason} for cut in written.cut],
+    }
+    return stored_answer(written.stored.resource, written.stored, status=status, routes=routes)
+
+
+def stored_answer(
+    current: Resource | Rule, stored: StoredResource | StoredRule, *, status: int = 200, **more: Any
+) -> web.Response:
+    """Return the identity and version of what a write stored."""
     body = {
-        "uid": resource.uid,
-        "generation": resource.generation,
+        "uid": current.uid,
+        "generation": current.generation,
         "version": stored.version,
         "created": stored.created,
         "changed": stored.changed,
-        "routes": {
-            "kept": [route_body(route) for route in written.retained],
-            "added": [route_body(route) for route in written.added],
-            "cut": [{**route_body(cut.route), "reason": cut.reason} for cut in written.cut],
-        },
+        **more,
         **({"warnings": list(stored.warnings)} if stored.warnings else {}),
     }
-    return json_answer(body, status=status, headers={"ETag": resource_etag(resource)})
+    return json_answer(body, status=status, headers={"ETag": resource_etag(current)})
 
 
 def problem_answer(error: StreambrokerError) -> web.Response:

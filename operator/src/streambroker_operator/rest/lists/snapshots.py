@@ -21,6 +21,7 @@ from typing import Any
 from streambroker_core.wire.broker.hints import Point
 from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_operator.errors import RequestError
+from streambroker_operator.rest.http.requests import query_error
 
 MAX_SNAPSHOTS = 4
 """Maximum number of snapshots per reader."""
@@ -170,11 +171,7 @@ class Snapshots:
             list_name, namespace, name, start = json.loads(content)
             if (list_name, namespace) == (selection.list_name, selection.namespace):
                 return str(name), int(start)
-        raise RequestError(
-            400,
-            "QueryInvalid",
-            "continue= is not the value that the last page of this list returned.",
-        )
+        raise query_error("continue= is not the value that the last page of this list returned.")
 
 
 def _count_items(snapshots: Mapping[str, _Snapshot]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from aiohttp import web
 
@@ -15,15 +14,9 @@ from streambroker_core.wire.manifests.ports import MAX_PROPERTIES
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.http.paths import PORTS
 from streambroker_operator.rest.http.preconditions import resource_etag
-from streambroker_operator.rest.http.requests import (
-    RUNTIME,
-    json_body,
-    parse_write_options,
-    require_export,
-    require_stored,
-)
-from streambroker_operator.rest.http.responses import json_answer, written_answer
-from streambroker_operator.storage.write_options import Touched
+from streambroker_operator.rest.http.requests import json_body, require_resource
+from streambroker_operator.rest.http.responses import json_answer
+from streambroker_operator.rest.ports.resources import write_resource
 
 PROPERTIES = PORTS["Export"] + "/properties"
 PROPERTY = PORTS["Export"] + "/property/{name}"
@@ -33,10 +26,8 @@ routes = web.RouteTableDef()
 @routes.get(PROPERTIES)
 async def get_properties(request: web.Request) -> web.Response:
     """Return all properties of an Export."""
-    stored = require_stored(request, "Export")
-    return json_answer(
-        dict(_properties(stored.resource)), headers={"ETag": resource_etag(stored.resource)}
-    )
+    export, current = _export_with_properties(request)
+    return json_answer(dict(current), headers={"ETag": resource_etag(export)})
 
 
 @routes.put(PROPERTIES)
@@ -72,10 +63,9 @@ async def delete_properties(request: web.Request) -> web.Response:
 @routes.get(PROPERTY)
 async def get_property(request: web.Request) -> web.Response:
     """Return the value of one property."""
-    stored = require_stored(request, "Export")
-    current = _properties(stored.resource)
-    name = _require_property(stored.resource, current, request.match_info["name"])
-    return json_answer(current[name], headers={"ETag": resource_etag(stored.resource)})
+    export, current = _export_with_properties(request)
+    name = _require_property(export, current, request.match_info["name"])
+    return json_answer(current[name], headers={"ETag": resource_etag(export)})
 
 
 @routes.put(PROPERTY)
@@ -105,21 +95,17 @@ async def delete_property(request: web.Request) -> web.Response:
 
 
 def _export_with_properties(request: web.Request) -> tuple[Export, Properties]:
-    export = require_export(request)
-    return export, _properties(export)
-
-
-def _properties(export: Any) -> Properties:
-    if not isinstance(export, Export) or export.properties is None:
+    export = require_resource(request, Export)
+    if export.properties is None:
         raise RequestError(
             409,
             "WrongKind",
             f"{export.key} is exported by name, as {export.stream_id!r}; it has no properties.",
         )
-    return export.properties
+    return export, export.properties
 
 
-def _require_property(export: Any, properties: Properties, name: str) -> str:
+def _require_property(export: Export, properties: Properties, name: str) -> str:
     if name not in properties:
         raise RequestError(
             404, "UnknownProperty", f"{export.key} has no property {name!r}; nothing was changed."
@@ -143,13 +129,8 @@ async def _set(
             "PropertyInvalid",
             f"{export.key} would have {len(normalised)} properties, the limit is {MAX_PROPERTIES}.",
         )
-    all_properties: Touched = (("properties",),)
-    touched_paths = (
-        all_properties if touched is None else tuple(("properties", name) for name in touched)
-    )
-    written = await request.app[RUNTIME].put(
-        replace(export, properties=normalised),
-        touched=touched_paths,
-        options=parse_write_options(request),
-    )
-    return written_answer(written, status=status)
+    changed = replace(export, properties=normalised)
+    if touched is None:
+        return await write_resource(request, changed, (("properties",),), status=status)
+    paths = tuple(("properties", name) for name in touched)
+    return await write_resource(request, changed, paths, status=status)

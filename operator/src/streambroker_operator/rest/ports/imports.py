@@ -14,15 +14,9 @@ from streambroker_core.wire.manifests.ports import read_expression, read_streams
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.http.paths import PORTS
 from streambroker_operator.rest.http.preconditions import resource_etag
-from streambroker_operator.rest.http.requests import (
-    RUNTIME,
-    json_body,
-    parse_write_options,
-    require_import,
-    require_stored,
-    text_body,
-)
-from streambroker_operator.rest.http.responses import json_answer, written_answer
+from streambroker_operator.rest.http.requests import json_body, require_resource, text_body
+from streambroker_operator.rest.http.responses import json_answer
+from streambroker_operator.rest.ports.resources import write_resource
 
 IMPORT = PORTS["Import"]
 routes = web.RouteTableDef()
@@ -31,7 +25,7 @@ routes = web.RouteTableDef()
 @routes.get(IMPORT + "/filter")
 async def get_filter(request: web.Request) -> web.Response:
     """Return an Import's filter; null if it has none."""
-    import_ = _import(request)
+    import_ = require_resource(request, Import)
     return json_answer({"filter": import_.filter}, headers={"ETag": resource_etag(import_)})
 
 
@@ -39,7 +33,7 @@ async def get_filter(request: web.Request) -> web.Response:
 async def put_filter(request: web.Request) -> web.Response:
     """Set the filter; an empty one clears it. ``text/plain`` bodies are the bare text."""
     fields = await _text_field(request, "filter")
-    import_ = require_import(request)
+    import_ = require_resource(request, Import)
     changed = replace(import_, filter=read_expression(fields, "filter"))
     return await _put(request, changed, "filter")
 
@@ -47,7 +41,7 @@ async def put_filter(request: web.Request) -> web.Response:
 @routes.get(IMPORT + "/subscription")
 async def get_subscription(request: web.Request) -> web.Response:
     """Return an Import's subscription; null if it has none yet."""
-    import_ = _import(request)
+    import_ = require_resource(request, Import)
     _check_not_by_name(import_)
     return json_answer(
         {"subscription": import_.subscription}, headers={"ETag": resource_etag(import_)}
@@ -58,7 +52,7 @@ async def get_subscription(request: web.Request) -> web.Response:
 async def put_subscription(request: web.Request) -> web.Response:
     """Set the subscription; filter and scope do not change."""
     fields = await _text_field(request, "subscription")
-    import_ = require_import(request)
+    import_ = require_resource(request, Import)
     _check_not_by_name(import_)
     changed = replace(import_, subscription=read_expression(fields, "subscription"))
     return await _put(request, changed, "subscription")
@@ -67,7 +61,7 @@ async def put_subscription(request: web.Request) -> web.Response:
 @routes.get(IMPORT + "/streams")
 async def get_streams(request: web.Request) -> web.Response:
     """Return an Import's subscription, or its streams by name."""
-    import_ = _import(request)
+    import_ = require_resource(request, Import)
     body: dict[str, Any] = {"applicationScope": import_.application_scope}
     if import_.streams:
         body["streams"] = write_streams(import_.streams)
@@ -85,7 +79,7 @@ async def put_streams(request: web.Request) -> web.Response:
     subscription = read_expression(fields, "subscription")
     if streams and subscription is not None:
         raise fields.error_at("streams", "and subscription exclude each other; leave one out")
-    import_ = require_import(request)
+    import_ = require_resource(request, Import)
     changed = replace(
         import_,
         streams=streams,
@@ -97,18 +91,7 @@ async def put_streams(request: web.Request) -> web.Response:
 
 
 async def _put(request: web.Request, changed: Import, *fields: str) -> web.Response:
-    touched = tuple((field,) for field in fields)
-    written = await request.app[RUNTIME].put(
-        changed, touched=touched, options=parse_write_options(request)
-    )
-    return written_answer(written)
-
-
-def _import(request: web.Request) -> Import:
-    resource = require_stored(request, "Import").resource
-    if not isinstance(resource, Import):
-        raise TypeError("the store keeps kinds apart")
-    return resource
+    return await write_resource(request, changed, tuple((field,) for field in fields))
 
 
 def _check_not_by_name(import_: Import) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -34,38 +35,7 @@ _OWNER_KEYS = ("apiVersion", "kind", "name", "uid")
 _MANIFEST_KEYS = ("apiVersion", "kind", "metadata", "spec")
 
 
-def port_routes(kind: Kind) -> list[web.RouteDef]:
-    """Return the routes of the resources of a kind."""
-
-    async def get(request: web.Request) -> web.Response:
-        return answer_resource(request, kind)
-
-    async def put(request: web.Request) -> web.Response:
-        return await declare(request, kind)
-
-    async def patch(request: web.Request) -> web.Response:
-        return await merge(request, kind)
-
-    async def delete(request: web.Request) -> web.Response:
-        return await withdraw(request, kind)
-
-    async def give_up(request: web.Request) -> web.Response:
-        return await release(request, kind)
-
-    path = PORTS[kind]
-    return [
-        web.get(path, get),
-        web.put(path, put),
-        web.patch(path, patch),
-        web.delete(path, delete),
-        web.post(path + "/release", give_up),
-    ]
-
-
-routes = [*port_routes("Export"), *port_routes("Import")]
-
-
-def answer_resource(request: web.Request, kind: Kind) -> web.Response:
+async def get(request: web.Request, *, kind: Kind) -> web.Response:
     """Return a resource's manifest with its status; raise 404 if there is none."""
     stored = require_stored(request, kind)
     runtime = request.app[RUNTIME]
@@ -73,7 +43,7 @@ def answer_resource(request: web.Request, kind: Kind) -> web.Response:
     return json_answer(body, headers={"ETag": body_etag(stored.resource, body["status"])})
 
 
-async def declare(request: web.Request, kind: Kind) -> web.Response:
+async def put(request: web.Request, *, kind: Kind) -> web.Response:
     """Create or replace a resource from a spec or a whole manifest.
 
     Raises:
@@ -86,14 +56,14 @@ async def declare(request: web.Request, kind: Kind) -> web.Response:
     resource = _read(kind, body, key)
     runtime = request.app[RUNTIME]
     stored = runtime.get_stored(kind, key)
-    check_match(request, stored)
+    check_match(request, None if stored is None else stored.resource)
     if stored is None:
         request.app[CALLER_LIMITS].check_ports(runtime.board, [(kind, key)])
     written = await runtime.put(resource, options=parse_write_options(request, parse_owners(body)))
     return written_answer(written, status=201 if written.stored.created else 200)
 
 
-async def merge(request: web.Request, kind: Kind) -> web.Response:
+async def patch(request: web.Request, *, kind: Kind) -> web.Response:
     """Change a resource by a merge patch (RFC 7396) of its spec or its whole manifest.
 
     Raises:
@@ -101,42 +71,59 @@ async def merge(request: web.Request, kind: Kind) -> web.Response:
         TakenError: the name or the port belongs to another resource.
         ManifestError: a field of the result is missing or invalid.
     """
-    patch = await json_body(request)
-    stored = require_stored(request, kind)
-    check_match(request, stored)
-    resource = _apply_patch(kind, patch, stored.resource)
-    touched = _touched_paths(patch)
-    written = await request.app[RUNTIME].put(
-        resource, touched=touched, options=parse_write_options(request)
-    )
-    return written_answer(written)
+    changes = await json_body(request)
+    resource = _apply_patch(kind, changes, _require_matched(request, kind))
+    return await write_resource(request, resource, _touched_paths(changes))
 
 
-async def withdraw(request: web.Request, kind: Kind) -> web.Response:
+async def delete(request: web.Request, *, kind: Kind) -> web.Response:
     """Delete a resource; raise 404 if there is none, 412 if a condition does not hold."""
-    stored = require_stored(request, kind)
-    check_match(request, stored)
-    options = parse_write_options(request)
-    written = await request.app[RUNTIME].delete(kind, stored.resource.key, options=options)
+    key = _require_matched(request, kind).key
+    written = await request.app[RUNTIME].delete(kind, key, options=parse_write_options(request))
     if written is None:
-        raise RequestError(
-            404, "UnknownPort", f"{stored.resource.key} has been deleted in the meantime."
-        )
+        raise RequestError(404, "UnknownPort", f"{key} has been deleted in the meantime.")
     return written_answer(written)
 
 
-async def release(request: web.Request, kind: Kind) -> web.Response:
+async def release(request: web.Request, *, kind: Kind) -> web.Response:
     """Release the fields changed here, so that what others declare applies again.
 
     Raises:
         RequestError: 404, there is none; 409, only the broker declares it; 412, a condition does
             not hold.
     """
-    stored = require_stored(request, kind)
-    check_match(request, stored)
+    key = _require_matched(request, kind).key
     options = parse_write_options(request)
-    written = await request.app[RUNTIME].release(kind, stored.resource.key, options=options)
-    return written_answer(written)
+    return written_answer(await request.app[RUNTIME].release(kind, key, options=options))
+
+
+routes = [
+    route
+    for kind, path in PORTS.items()
+    for route in (
+        web.get(path, partial(get, kind=kind)),
+        web.put(path, partial(put, kind=kind)),
+        web.patch(path, partial(patch, kind=kind)),
+        web.delete(path, partial(delete, kind=kind)),
+        web.post(path + "/release", partial(release, kind=kind)),
+    )
+]
+
+
+async def write_resource(
+    request: web.Request, resource: Resource, touched: Touched, *, status: int = 200
+) -> web.Response:
+    """Store a changed resource; `touched` are the paths of the changed fields."""
+    written = await request.app[RUNTIME].put(
+        resource, touched=touched, options=parse_write_options(request)
+    )
+    return written_answer(written, status=status)
+
+
+def _require_matched(request: web.Request, kind: Kind) -> Resource:
+    resource = require_stored(request, kind).resource
+    check_match(request, resource)
+    return resource
 
 
 def parse_owners(body: Any) -> tuple[Mapping[str, Any], ...]:
@@ -176,11 +163,15 @@ def _read(kind: Kind, body: Any, key: PortKey) -> Resource:
     if fields.get("kind") in list(PORTS) and fields.get("kind") != kind:
         raise fields.error_at("kind", f"is {fields.get('kind')}, but the address has {kind}")
     document = read_manifest(body, namespace=key.namespace)
-    if document.key.namespace != key.namespace:
-        raise fields.child("metadata").error_at(
-            "namespace", f"is {document.key.namespace!r}, but the address has {key.namespace!r}"
-        )
+    check_namespace(document.key.namespace, key.namespace)
     return replace(read_spec(kind, body["spec"], key=key, path="spec"), name=document.name)
+
+
+def check_namespace(namespace: str, expected: str) -> None:
+    """Refuse a manifest of another namespace than the address with a `ManifestError`."""
+    if namespace != expected:
+        reason = f"is {namespace!r}, but the address has {expected!r}"
+        raise ManifestError(path="metadata.namespace", reason=reason)
 
 
 def _apply_patch(kind: Kind, patch: Any, resource: Resource) -> Resource:

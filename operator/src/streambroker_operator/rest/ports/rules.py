@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,19 +10,18 @@ from aiohttp import web
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import Rule, RuleKey, is_label, is_rule_id
-from streambroker_core.wire.encoding.canonical import digest
 from streambroker_core.wire.manifests.rules import read_rule_manifest, read_rule_spec
 from streambroker_operator.errors import unknown_rule
 from streambroker_operator.rest.http.paths import ENABLE, PATTERN, PATTERNS
-from streambroker_operator.rest.http.preconditions import check_etag
+from streambroker_operator.rest.http.preconditions import body_etag, check_match
 from streambroker_operator.rest.http.requests import (
     RUNTIME,
     json_body,
     parse_namespace,
     parse_write_options,
 )
-from streambroker_operator.rest.http.responses import json_answer
-from streambroker_operator.rest.ports.resources import parse_owners
+from streambroker_operator.rest.http.responses import json_answer, stored_answer
+from streambroker_operator.rest.ports.resources import check_namespace, parse_owners
 from streambroker_operator.runtime.rules import rule_body
 from streambroker_operator.storage.backend import StoredRule
 
@@ -43,8 +43,7 @@ async def get_pattern(request: web.Request) -> web.Response:
     """Return a rule's manifest with its status."""
     stored = _require_rule(request)
     body = _rule_answer_body(request, stored)
-    suffix = digest([stored.rule.name, body["status"]])[:16]
-    return json_answer(body, headers={"ETag": f'"{_rule_etag(stored)}+{suffix}"'})
+    return json_answer(body, headers={"ETag": body_etag(stored.rule, body["status"])})
 
 
 @routes.put(PATTERN)
@@ -54,33 +53,32 @@ async def put_pattern(request: web.Request) -> web.Response:
     rule = _read(body, key)
     rules = request.app[RUNTIME].rules
     current = rules.get(key)
-    check_etag(request, None if current is None else _rule_etag(current))
+    check_match(request, None if current is None else current.rule)
     if current is not None and not rule.enable:
         rule = replace(rule, enable=current.rule.enable)
     stored = await rules.put(rule, options=parse_write_options(request, parse_owners(body)))
-    return _written_answer(stored, status=201 if stored.created else 200)
+    return stored_answer(stored.rule, stored, status=201 if stored.created else 200)
 
 
 @routes.delete(PATTERN)
 async def delete_pattern(request: web.Request) -> web.Response:
     """Delete a rule and its partial matches."""
-    stored = _require_rule(request)
-    check_etag(request, _rule_etag(stored))
-    options = parse_write_options(request)
-    return _written_answer(
-        await request.app[RUNTIME].rules.delete(stored.rule.key, options=options)
-    )
+    return await _change(request, request.app[RUNTIME].rules.delete)
 
 
 @routes.post(ENABLE)
 async def enable_pattern(request: web.Request) -> web.Response:
     """Re-enable a rule that an error has turned off."""
-    stored = _require_rule(request)
-    check_etag(request, _rule_etag(stored))
-    options = parse_write_options(request)
-    return _written_answer(
-        await request.app[RUNTIME].rules.enable(stored.rule.key, options=options)
-    )
+    return await _change(request, request.app[RUNTIME].rules.enable)
+
+
+async def _change(
+    request: web.Request, change: Callable[..., Awaitable[StoredRule]]
+) -> web.Response:
+    rule = _require_rule(request).rule
+    check_match(request, rule)
+    stored = await change(rule.key, options=parse_write_options(request))
+    return stored_answer(stored.rule, stored)
 
 
 def _parse_job(request: web.Request) -> tuple[str, str]:
@@ -119,11 +117,7 @@ def _read(body: Any, key: RuleKey) -> Rule:
     if not (isinstance(body, dict) and "kind" in body and "spec" in body):
         return read_rule_spec(body, key=key)
     document = read_rule_manifest(body, namespace=key.namespace)
-    if document.key.namespace != key.namespace:
-        raise ManifestError(
-            path="metadata.namespace",
-            reason=f"is {document.key.namespace!r}, but the address has {key.namespace!r}",
-        )
+    check_namespace(document.key.namespace, key.namespace)
     return replace(read_rule_spec(body["spec"], key=key, path="spec"), name=document.name)
 
 
@@ -131,19 +125,3 @@ def _rule_answer_body(request: web.Request, stored: StoredRule) -> dict[str, Any
     runtime = request.app[RUNTIME]
     status = runtime.board.rules.status(stored.rule.uid)
     return rule_body(stored, status, runtime.rules.reported_status(stored.rule))
-
-
-def _rule_etag(stored: StoredRule) -> str:
-    return f"{stored.rule.uid}.{stored.rule.generation}"
-
-
-def _written_answer(stored: StoredRule, *, status: int = 200) -> web.Response:
-    body = {
-        "uid": stored.rule.uid,
-        "generation": stored.rule.generation,
-        "version": stored.version,
-        "created": stored.created,
-        "changed": stored.changed,
-        **({"warnings": list(stored.warnings)} if stored.warnings else {}),
-    }
-    return json_answer(body, status=status, headers={"ETag": f'"{_rule_etag(stored)}"'})
