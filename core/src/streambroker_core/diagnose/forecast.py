@@ -96,7 +96,7 @@ class Forecast:
     problems: tuple[ProposalProblem, ...] = ()
 
 
-_Routes: TypeAlias = "dict[tuple[str, str], Route]"
+_Routes: TypeAlias = dict[tuple[str, str], Route]
 
 
 def forecast(
@@ -279,12 +279,15 @@ def _routes_after(
     imports: _ChangedResources,
     watch: Callable[[int], None],
 ) -> _Routes:
-    routes: _Routes = {}
+    board, routes = overlay.board, _Routes()
     for changed, others in ((exports, imports), (imports, exports)):
         for resource in changed.values():
             watch(len(routes))
             if resource is not None:
-                _add_routes(routes, _match_unchanged(overlay, resource, others))
+                kind: Kind = "Import" if isinstance(resource, Export) else "Export"
+                for uid, outcome in board.outcomes_for(resource).items():
+                    other = None if uid in others else board.get(kind, uid)
+                    _add_route(routes, resource, other, outcome)
     matcher = IndexMatcher()
     for export in exports.values():
         if isinstance(export, Export):
@@ -292,37 +295,15 @@ def _routes_after(
     for import_ in imports.values():
         watch(len(routes))
         if isinstance(import_, Import):
-            _add_routes(routes, _match_changed(matcher, exports, import_))
+            for uid, outcome in matcher.outcomes_for(import_).items():
+                _add_route(routes, import_, exports[uid], outcome)
     return routes
 
 
-def _add_routes(
-    routes: _Routes, outcomes: Iterable[tuple[Resource | None, Resource | None, MatchResult]]
+def _add_route(
+    routes: _Routes, one: Resource, other: Resource | None, outcome: MatchResult
 ) -> None:
-    for export, import_, outcome in outcomes:
-        if not isinstance(outcome, Match):
-            continue
+    if isinstance(outcome, Match):
+        export, import_ = (one, other) if isinstance(one, Export) else (other, one)
         if isinstance(export, Export) and isinstance(import_, Import):
             routes[(export.uid, import_.uid)] = build_route(export, import_, outcome)
-
-
-def _match_unchanged(
-    overlay: BoardOverlay, resource: Resource, others: _ChangedResources
-) -> Iterator[tuple[Resource | None, Resource | None, MatchResult]]:
-    """Yield the outcomes of a changed resource with unchanged ones."""
-    board = overlay.board
-    for uid, outcome in board.outcomes_for(resource).items():
-        if uid in others:
-            continue
-        if isinstance(resource, Export):
-            yield resource, board.get("Import", uid), outcome
-        else:
-            yield board.get("Export", uid), resource, outcome
-
-
-def _match_changed(
-    matcher: IndexMatcher, exports: _ChangedResources, import_: Import
-) -> Iterator[tuple[Resource | None, Resource | None, MatchResult]]:
-    """Yield the outcomes among changed resources."""
-    for uid, outcome in matcher.outcomes_for(import_).items():
-        yield exports[uid], import_, outcome

@@ -253,20 +253,14 @@ def _pair_findings(
         reason, count = refused.most_common(1)[0]
         message = f"{count_text(count, 'export')} would match, except for {reason}; no other does"
         yield LintFinding(code=reason, about=import_, message=message)
-    schemas = {export.schema for export in matched if export.schema}
-    types: dict[str, set[str]] = {}
-    for schema in schemas:
+    types: dict[str, Counter[str]] = {}
+    for schema, count in Counter(export.schema for export in matched if export.schema).items():
         for column in schema or ():
-            types.setdefault(column.name, set()).add(column.type)
-    for column_name in sorted(name for name, kinds in types.items() if len(kinds) > 1):
-        counts = Counter(
-            column.type
-            for export in matched
-            for column in export.schema or ()
-            if column.name == column_name
-        )
-        message = f"column `{column_name}` is {types_text(counts)} that it imports"
-        yield LintFinding(code="ColumnTypesDiffer", about=import_, message=message)
+            types.setdefault(column.name, Counter())[column.type] += count
+    for name, counts in sorted(types.items()):
+        if len(counts) > 1:
+            message = f"column `{name}` is {types_text(counts)} that it imports"
+            yield LintFinding(code="ColumnTypesDiffer", about=import_, message=message)
 
 
 def _ring_findings(scene: LintInput) -> Iterator[LintFinding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
@@ -31,9 +32,7 @@ from streambroker_operator.rest.guard.rate_limits import (
     limit_principals,
     limit_unknown,
 )
-from streambroker_operator.rest.http import health
-from streambroker_operator.rest.http import openapi as description
-from streambroker_operator.rest.http.parameters import check_parameters
+from streambroker_operator.rest.http import health, openapi
 from streambroker_operator.rest.http.paths import OPENAPI
 from streambroker_operator.rest.http.preconditions import conditional
 from streambroker_operator.rest.http.requests import (
@@ -42,7 +41,7 @@ from streambroker_operator.rest.http.requests import (
     MAX_PROPOSAL,
     RUNTIME,
 )
-from streambroker_operator.rest.http.responses import problem_answer
+from streambroker_operator.rest.http.responses import not_synced_error, problem_answer
 from streambroker_operator.rest.lists import lists
 from streambroker_operator.rest.lists.list_cache import LIST_CACHES, ListCaches
 from streambroker_operator.rest.ports import apply, exports, imports, resources
@@ -59,7 +58,7 @@ from streambroker_operator.security.token_file import TokenFile
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 ROUTE_TABLES = (
-    description.routes,
+    openapi.routes,
     health.routes,
     lists.routes,
     events.routes,
@@ -110,7 +109,7 @@ def create_app(
     app[control.COMMAND_TRANSPORT] = commands or CommandQueue(
         command_hinter(runtime), limits.agent_wait_s
     )
-    app[UNDER_WAY] = {}
+    app[UNDER_WAY] = WeakValueDictionary()
     app[LIST_CACHES] = ListCaches(runtime)
     app[pe.EXCHANGE_KEYS] = pe.new_keys()
     app[diagnose.FORECASTS] = diagnose.Forecasts()
@@ -155,12 +154,7 @@ async def _limit_headers(request: web.Request, handler: Handler) -> web.StreamRe
 @web.middleware
 async def _require_synced(request: web.Request, handler: Handler) -> web.StreamResponse:
     if not request.app[RUNTIME].board.synced and request.path not in _UNSYNCED_PATHS:
-        raise RequestError(
-            503,
-            "NotSynced",
-            "The broker has not read all resources yet; existing routes stay.",
-            headers={"Retry-After": "1"},
-        )
+        raise not_synced_error("The broker has not read all resources yet; existing routes stay.")
     return await handler(request)
 
 
@@ -218,6 +212,6 @@ _MIDDLEWARES = (
     _require_synced,
     replay,
     _to_problem,  # again inside `replay`: errors are stored as responses, too
-    check_parameters,
+    openapi.check_parameters,
     conditional,
 )

@@ -13,11 +13,11 @@ from contextlib import suppress
 from aiohttp import web
 
 from streambroker_core.wire.encoding.canonical import canonical
-from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.guard.authentication import is_still_authorised
 from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS, too_many_error
 from streambroker_operator.rest.http.paths import API
 from streambroker_operator.rest.http.requests import RUNTIME, parse_namespace_or_all
+from streambroker_operator.rest.http.responses import not_synced_error
 from streambroker_operator.runtime.change_log import (
     ChangeEvent,
     ChangeLog,
@@ -44,9 +44,7 @@ async def get_events(request: web.Request) -> web.StreamResponse:
     changes = request.app[RUNTIME].change_log
     limits = request.app[CALLER_LIMITS]
     if changes.closed:
-        raise RequestError(
-            503, "NotSynced", "The broker is stopping.", headers={"Retry-After": "1"}
-        )
+        raise not_synced_error("The broker is stopping.")
     if changes.reader_count >= limits.limits.followers:
         raise too_many_error(f"There are already {limits.limits.followers} readers of events.", 5.0)
     with limits.followers.hold(request):

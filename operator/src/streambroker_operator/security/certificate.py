@@ -8,6 +8,7 @@ import ssl
 from pathlib import Path
 
 from streambroker_operator.errors import OpenError
+from streambroker_operator.security.token_file import file_signature
 
 CHECK_INTERVAL_S = 10.0
 """Interval of checks, in seconds; a mounted Secret changes within about a minute."""
@@ -26,7 +27,7 @@ class Certificate:
         self._cert, self._key = cert, key
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._signature = self._file_signature()
+        self._signature = file_signature(cert, key)
         try:
             self.context.load_cert_chain(cert, key)
         except (OSError, ssl.SSLError) as error:
@@ -43,7 +44,7 @@ class Certificate:
 
     def reload_if_changed(self) -> None:
         """Reload the files if they changed; keep the current certificate if they are invalid."""
-        current = self._file_signature()
+        current = file_signature(self._cert, self._key)
         if current == self._signature:
             return
         self._signature = current
@@ -56,10 +57,3 @@ class Certificate:
             _log.info("reloaded the certificate")
         except (OSError, ssl.SSLError) as error:
             _log.warning("cannot reload the certificate, keeping the previous one: %s", error)
-
-    def _file_signature(self) -> tuple[int, ...]:
-        try:
-            stats = (self._cert.stat(), self._key.stat())
-        except OSError:
-            return ()
-        return tuple(n for stat in stats for n in (stat.st_ino, stat.st_mtime_ns, stat.st_size))

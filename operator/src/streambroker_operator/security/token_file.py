@@ -155,7 +155,7 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._signature = _file_signature(path)
+        self._signature = file_signature(path)
         try:
             self._tokens = self._read()
         except (OSError, TokensError) as error:
@@ -163,7 +163,7 @@ class TokenFile:
 
     def current(self) -> Tokens:
         """Return the tokens; reload a changed file, and keep the old ones if it is invalid."""
-        state = _file_signature(self._path)
+        state = file_signature(self._path)
         if state != self._signature:
             self._signature = state
             try:
@@ -193,13 +193,17 @@ class TokenFile:
         return TokensError(f"The token file {self._path} cannot be used: {reason}.")
 
 
-def _file_signature(path: Path) -> tuple[int, ...]:
-    """Return inode, size and times of a file, to detect changes; empty if it does not exist."""
+def file_signature(*paths: Path) -> tuple[int, ...]:
+    """Return inodes, sizes and times of files, to detect changes; empty if one does not exist."""
     try:
-        status = path.stat()
+        found = [path.stat() for path in paths]
     except OSError:
         return ()
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return tuple(
+        number
+        for one in found
+        for number in (one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns)
+    )
 
 
 def read_tokens(raw: bytes) -> tuple[Tokens, bool]:

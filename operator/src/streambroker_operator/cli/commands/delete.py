@@ -24,6 +24,7 @@ from streambroker_operator.cli.io.targets import (
     Target,
     find_items,
     find_port,
+    item_names,
     read_targets,
     with_suggestion,
 )
@@ -96,7 +97,7 @@ def _empty_pes(client: BrokerClient, options: argparse.Namespace) -> list[PeKey]
     if [target.kinds for target in read_targets(options.words)] != [("pes",)]:
         raise UsageError("--all is for PEs without ports: `streambroker delete pes --all`.")
     return [
-        PeKey.parse(f"{item['namespace']}/{item['job']}/{item['pe']}")
+        PeKey.parse(item_names("pes", item)[1])
         for item in client.items("/pes", namespace=options.namespace)
         if not (item["exports"] or item["imports"] or item["location"])
     ]
@@ -149,11 +150,7 @@ def resolve_target(
     if kinds[0] in KIND_WORDS:
         return [Removal(KIND_WORDS[kinds[0]], find_port(client, kinds[0], name, namespace))], []
     matches = find_items(client, Target(kinds=kinds, name=name), namespace)
-    return [], [
-        PeKey.parse(f"{item['namespace']}/{item['job']}/{item['pe']}")
-        for _, items in matches
-        for item in items
-    ]
+    return [], [PeKey.parse(item_names("pes", item)[1]) for _, items in matches for item in items]
 
 
 def _delete_ports(

@@ -13,7 +13,7 @@ from typing import Any
 
 from streambroker_operator.cli.commands.up import add_limits, certificate_pair, tcp_port
 from streambroker_operator.cli.io.errors import OK
-from streambroker_operator.cli.io.options import one_of
+from streambroker_operator.cli.io.options import one_of, seconds_between
 from streambroker_operator.cli.io.terminal import print_text
 
 MAX_DRAIN_S = 600
@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
     )
     run.add_argument(
         "--drain",
-        type=_parse_drain,
+        type=seconds_between(0, MAX_DRAIN_S),
         default=3.0,
         metavar="SECONDS",
         help="seconds for which it still serves after SIGTERM; default 3",
@@ -117,18 +117,6 @@ def _run(options: argparse.Namespace) -> int:
         )
     )
     return OK
-
-
-def _parse_drain(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= MAX_DRAIN_S:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of seconds from 0 to {MAX_DRAIN_S}"
-        )
-    return seconds
 
 
 def _parse_rate(text: str) -> float:

@@ -20,6 +20,7 @@ from streambroker_operator.cli.io.options import (
 )
 from streambroker_operator.cli.io.targets import Item
 from streambroker_operator.cli.io.terminal import format_age, print_text
+from streambroker_operator.cli.output.changes import add_file
 from streambroker_operator.cli.output.table import Columns, Table, render_document
 from streambroker_operator.rest.http.paths import JOBS
 
@@ -33,16 +34,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("action", metavar="|".join(ACTIONS), help="what to do")
     command.add_argument("words", nargs="*", metavar="JOB | JOB/ID")
-    command.add_argument(
-        "-f",
-        "--file",
-        "--filename",
-        dest="files",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="of put: rules or PatternProcessors; - is the standard input",
-    )
+    add_file(command, "of put: rules or PatternProcessors; - is the standard input", metavar="FILE")
     add_force(command)
     add_output(command, "table", "json", "yaml")
     command.set_defaults(run=_run)
@@ -55,7 +47,7 @@ def _run(options: argparse.Namespace) -> int:
             f"{options.action!r} is none of"
             f" {', '.join(ACTIONS)}.{did_you_mean(options.action, ACTIONS)}"
         )
-    if bool(options.files) != (options.action == "put"):
+    if bool(options.file) != (options.action == "put"):
         raise UsageError("`patterns put JOB -f FILE` takes files, the other actions take none.")
     return action(options, client_for(options))
 
@@ -87,7 +79,7 @@ def _put(options: argparse.Namespace, client: BrokerClient) -> int:
     job = _parse_job(options.words)
     rules = [
         (location, *_read_rule(document, location))
-        for location, document in read_documents(options.files)
+        for location, document in read_documents(options.file)
     ]
     if not rules:
         raise UsageError("The files have no rule.")

@@ -18,6 +18,7 @@ from streambroker_operator.cli.io.options import (
     client_for,
     namespace_for,
     one_of,
+    seconds_between,
 )
 from streambroker_operator.cli.io.targets import (
     Item,
@@ -76,23 +77,15 @@ def add(commands: Any) -> None:
     top.add_argument(
         "--once", action="store_true", help=("print once and exit; the default without a terminal")
     )
-    top.add_argument("--interval", type=_interval, default=INTERVAL_S, metavar="SECONDS")
+    top.add_argument(
+        "--interval", type=seconds_between(0.1, 3_600), default=INTERVAL_S, metavar="SECONDS"
+    )
     top.add_argument(
         "--sort", type=one_of(*_SORT_KEYS), default="state", metavar="|".join(_SORT_KEYS)
     )
     add_output(top, "table", "wide", "json", "yaml")
     add_everywhere(top)
     top.set_defaults(run=_top)
-
-
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 3_600.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
-    return seconds
 
 
 def _top(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -145,6 +146,23 @@ def _read_token(file: Path | None) -> str | None:
     if not text.isascii() or any(c.isspace() or not c.isprintable() for c in text):
         raise UsageError(f"{where} is not a token: it has to be one word of ASCII.")
     return text or None
+
+
+def seconds_between(low: float, high: float) -> Callable[[str], float]:
+    """Return an option type that accepts a number of seconds in a range."""
+
+    def read(text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not low <= seconds <= high:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a number of seconds from {low:g} to {high:g}"
+            )
+        return seconds
+
+    return read
 
 
 def parse_seconds(text: str) -> float:

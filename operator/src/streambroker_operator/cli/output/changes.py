@@ -44,15 +44,14 @@ _COLOURS: dict[str, Colour] = {"+": "green", "-": "red", "~": "yellow", "!": "re
 _RESULT_WORDS = {"changed": "configured"}
 
 
-def add_file(command: argparse.ArgumentParser) -> None:
-    """Add ``-f``, which may be repeated."""
+def add_file(
+    command: argparse.ArgumentParser,
+    text: str = "a file, a directory, or - for standard input; may be repeated",
+    **more: Any,
+) -> None:
+    """Add ``-f``, which may be repeated; `more` are arguments of `add_argument`."""
     command.add_argument(
-        "-f",
-        "--file",
-        "--filename",
-        action="append",
-        default=[],
-        help="a file, a directory, or - for standard input; may be repeated",
+        "-f", "--file", "--filename", action="append", default=[], help=text, **more
     )
 
 

@@ -21,7 +21,7 @@ from streambroker_operator.rest.guard.authentication import (
     CALLER,
     QUIET,
     binding,
-    check_withdrawal,
+    check_owner,
     visible_version,
     visible_view,
 )
@@ -172,6 +172,6 @@ async def withdraw(request: web.Request) -> web.Response:
     """Remove a PE that has no ports."""
     pe = require_pe(request)
     check_etag(request, _current_version(request, pe))
-    check_withdrawal(request, pe)
+    check_owner(request, pe)
     await request.app[RUNTIME].withdraw(pe)
     return web.Response(status=204)

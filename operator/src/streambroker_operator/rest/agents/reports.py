@@ -251,7 +251,7 @@ def reported_items(
     reports: Mapping[PeKey, AgentReports],
     namespace: str,
     now: float,
-    select: Callable[[Report], list[dict[str, Any]]],
+    select: Callable[[Report], Iterable[dict[str, Any]]],
 ) -> list[dict[str, Any]]:
     """Return the selected items of all reports in a namespace (``*``: all).
 
@@ -263,18 +263,6 @@ def reported_items(
         if namespace in ("*", pe.namespace) and now - report.at <= STALE_S
         for item in select(report)
     ]
-
-
-def _side_bodies(report: Report) -> list[dict[str, Any]]:
-    return [write_side(side) for side in report.sides]
-
-
-def _rule_metrics_bodies(report: Report) -> list[dict[str, Any]]:
-    return [write_metrics(one) for one in report.rule_metrics]
-
-
-def _rule_waiting_bodies(report: Report) -> list[dict[str, Any]]:
-    return [write_metrics(one) for one in report.rule_waiting]
 
 
 def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
@@ -408,10 +396,14 @@ async def get_top(request: web.Request) -> web.Response:
         def answer() -> web.Response:
             selected = cached.in_namespace(namespace)
             shard_agents = shard_agents_by_pe(selected, agent_reports, namespace, now)
+            selectors: dict[str, Callable[[Report], Iterable[dict[str, Any]]]] = {
+                "sides": lambda report: map(write_side, report.sides),
+                "rules": lambda report: map(write_metrics, report.rule_metrics),
+                "ruleWaiting": lambda report: map(write_metrics, report.rule_waiting),
+            }
             job_items = {
-                "sides": reported_items(agent_reports, namespace, now, _side_bodies),
-                "rules": reported_items(agent_reports, namespace, now, _rule_metrics_bodies),
-                "ruleWaiting": reported_items(agent_reports, namespace, now, _rule_waiting_bodies),
+                name: reported_items(agent_reports, namespace, now, select)
+                for name, select in selectors.items()
             }
             rows = top_rows(selected, agent_reports, now)
             return long_answer({"routes": rows, "fellows": shard_agents, **job_items})

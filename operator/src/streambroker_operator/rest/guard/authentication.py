@@ -284,27 +284,27 @@ def binding(request: web.Request, pe: PeKey, registration: Registration) -> str 
     Raises:
         RequestError: 403, the registered agent differs and is bound to another token.
     """
-    guard, tokens = request.app.get(GUARD), request.app.get(TOKENS)
+    guard = request.app.get(GUARD)
     if guard is not None:
         return guard.binding(request)
-    if tokens is None:
+    if TOKENS not in request.app:
         return None
-    runtime, caller = request.app[RUNTIME], request[CALLER]
-    owner, current = runtime.owner(pe), runtime.board.registration(pe)
-    same = current == registration
-    if owner is not None and not can_register(
-        caller, owner, is_registered=same, tokens=tokens.current()
-    ):
-        raise not_yours_error(token_mismatch_message(pe, owner))
-    return caller.name
+    same = request.app[RUNTIME].board.registration(pe) == registration
+    check_owner(request, pe, is_registered=same)
+    return request[CALLER].name
 
 
-def check_withdrawal(request: web.Request, pe: PeKey) -> None:
-    """Refuse to remove a PE's agent that is bound to another token, with 403."""
+def check_owner(request: web.Request, pe: PeKey, *, is_registered: bool = False) -> None:
+    """Refuse to replace or remove a PE's agent that is bound to another token, with 403.
+
+    `is_registered` means that the request registers the same agent again.
+    """
     tokens, owner = request.app.get(TOKENS), request.app[RUNTIME].owner(pe)
     if tokens is None or owner is None:
         return
-    if not can_register(request[CALLER], owner, is_registered=False, tokens=tokens.current()):
+    if not can_register(
+        request[CALLER], owner, is_registered=is_registered, tokens=tokens.current()
+    ):
         raise not_yours_error(token_mismatch_message(pe, owner))
 
 

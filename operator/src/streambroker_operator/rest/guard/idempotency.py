@@ -7,8 +7,8 @@ import hashlib
 import logging
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
@@ -28,8 +28,8 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST_HEADERS = ("If-Match", "If-None-Match", "Content-Type")
 _STORED_HEADERS = ("ETag", "Content-Type", "Cache-Control", "Location")
 
-UNDER_WAY = web.AppKey("under_way", dict[tuple[str, str], asyncio.Future[None]])
-"""Named requests in progress, by caller and id; each future completes with the response."""
+UNDER_WAY: web.AppKey[WeakValueDictionary[tuple[str, str], asyncio.Lock]] = web.AppKey("under_way")
+"""Locks of the named requests in progress, by caller and id."""
 
 _log = logging.getLogger("streambroker.rest")
 
@@ -51,23 +51,9 @@ async def replay(request: web.Request, handler: Handler) -> web.StreamResponse:
             "Request-Id has to be 1 to 64 letters, digits, dots, underscores and hyphens.",
         )
     key = RequestKey(principal=request[PRINCIPAL], id=id_, digest=await _digest(request))
-    async with _serialise(request.app[UNDER_WAY], (key.principal, key.id)):
+    lock = request.app[UNDER_WAY].setdefault((key.principal, key.id), asyncio.Lock())
+    async with lock:
         return await _run_once(request, handler, key)
-
-
-@asynccontextmanager
-async def _serialise(
-    under_way: dict[tuple[str, str], asyncio.Future[None]], key: tuple[str, str]
-) -> AsyncIterator[None]:
-    """Hold the name for this request; wait while another request holds it."""
-    while key in under_way:
-        await asyncio.wait([under_way[key]])
-    done = under_way[key] = asyncio.get_running_loop().create_future()
-    try:
-        yield
-    finally:
-        del under_way[key]
-        done.set_result(None)
 
 
 async def _run_once(request: web.Request, handler: Handler, key: RequestKey) -> web.StreamResponse:

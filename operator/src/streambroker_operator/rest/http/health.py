@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.http.requests import RUNTIME
-from streambroker_operator.rest.http.responses import json_answer
+from streambroker_operator.rest.http.responses import json_answer, not_synced_error
 
 HEALTH = "/healthz"
 READY = "/readyz"
@@ -29,7 +28,5 @@ async def get_readiness(request: web.Request) -> web.Response:
     A middleware raises 503 until all resources are loaded.
     """
     if request.app[RUNTIME].change_log.closed:
-        raise RequestError(
-            503, "NotSynced", "The broker is stopping.", headers={"Retry-After": "1"}
-        )
+        raise not_synced_error("The broker is stopping.")
     return json_answer({"status": "ready"})

@@ -1,10 +1,14 @@
-"""``GET /api/openapi.json``: the OpenAPI description of the REST interface.
+"""``GET /api/openapi.json``, the OpenAPI description, and the check of query parameters against it.
 
-``openapi.yaml`` in package `rest` is the source of truth; tests check every response against it.
+- ``openapi.yaml`` in package `rest` is the source of truth; tests check every response against it.
+- Unknown parameters are refused: ignoring a misspelt one could apply a change to more than
+  intended.
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -14,6 +18,9 @@ from aiohttp import web
 
 from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_operator.rest.http.paths import OPENAPI
+from streambroker_operator.rest.http.requests import query_error, route_path
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 routes = web.RouteTableDef()
 
@@ -37,3 +44,52 @@ def _encoded() -> bytes:
 async def get_description(_: web.Request) -> web.Response:
     """Return the OpenAPI document."""
     return web.Response(body=_encoded(), content_type="application/json")
+
+
+@web.middleware
+async def check_parameters(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse unknown and wrongly repeated parameters with 400 `QueryInvalid`."""
+    allowed = _allowed_parameters(route_path(request), request.method)
+    if allowed is not None:
+        for name in request.query:
+            _check(request, name, allowed)
+    return await handler(request)
+
+
+def _check(request: web.Request, name: str, allowed: Mapping[str, bool]) -> None:
+    if name not in allowed:
+        near = difflib.get_close_matches(name, allowed, 1)
+        suggestion = f" Did you mean {near[0]}?" if near else ""
+        names = ", ".join(sorted(allowed)) or "none"
+        raise query_error(
+            f"The parameter {name[:64]!r} is not known here; known are: {names}.{suggestion}"
+        )
+    if not allowed[name] and len(request.query.getall(name)) > 1:
+        raise query_error(f"The parameter {name!r} is repeated.")
+
+
+@lru_cache(maxsize=256)
+def _allowed_parameters(path: str, method: str) -> Mapping[str, bool] | None:
+    """Return whether each parameter may be repeated; None for an unknown path or method."""
+    path_item: Mapping[str, Any] | None = description()["paths"].get(path)
+    operation = (
+        None if path_item is None else path_item.get({"HEAD": "get"}.get(method, method.lower()))
+    )
+    if path_item is None or operation is None:
+        return None
+    parameters = map(_resolve, [*path_item.get("parameters", ()), *operation.get("parameters", ())])
+    return {
+        parameter["name"]: parameter["schema"].get("type") == "array"
+        for parameter in parameters
+        if parameter["in"] == "query"
+    }
+
+
+def _resolve(parameter: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = parameter.get("$ref")
+    if reference is None:
+        return parameter
+    resolved: Mapping[str, Any] = description()["components"]["parameters"][
+        reference.rpartition("/")[2]
+    ]
+    return resolved

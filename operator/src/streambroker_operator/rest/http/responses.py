@@ -85,3 +85,8 @@ def problem_answer(error: StreambrokerError) -> web.Response:
         headers=headers,
         content_type=problems.CONTENT_TYPE,
     )
+
+
+def not_synced_error(message: str) -> RequestError:
+    """Return a 503 error of a broker that starts or stops."""
+    return RequestError(503, "NotSynced", message, headers={"Retry-After": "1"})
