@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any
 
 from streambroker_core.diagnose.predicate_text import count_text, format_value
@@ -61,28 +62,22 @@ class VisibleExports:
         self.exports = tuple(exports)
         self._properties = [x.properties for x in self.exports if x.properties is not None]
         self._offered: dict[str, PropertyValues] = {}
-        self._names: frozenset[str] | None = None
-        self._streams: dict[str, set[str | None]] | None = None
         self._possible: dict[tuple[tree.Atom, bool], bool] = {}
         self._tries = MAX_TRIES
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """Names of all properties that any export has."""
-        if self._names is None:
-            self._names = frozenset(name for one in self._properties for name in one)
-        return self._names
+        return frozenset(name for one in self._properties for name in one)
 
-    @property
+    @cached_property
     def streams(self) -> dict[str, set[str | None]]:
         """Stream ids, each with the applications that export it."""
-        if self._streams is None:
-            self._streams = {}
-            for export in self.exports:
-                if export.stream_id is not None:
-                    applications = self._streams.setdefault(export.stream_id, set())
-                    applications.add(export.application.name)
-        return self._streams
+        streams: dict[str, set[str | None]] = {}
+        for export in self.exports:
+            if export.stream_id is not None:
+                streams.setdefault(export.stream_id, set()).add(export.application.name)
+        return streams
 
     def property_values(self, name: str) -> PropertyValues:
         """Return the values offered under a name."""

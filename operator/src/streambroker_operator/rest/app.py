@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_operator.errors import RequestError
@@ -54,8 +54,6 @@ from streambroker_operator.runtime.agent_commands import (
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.security import audit_log as audit
 from streambroker_operator.security.token_file import TokenFile
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 ROUTE_TABLES = (
     openapi.routes,

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.registration import Registration
@@ -32,8 +32,6 @@ from streambroker_operator.security.token_file import (
     is_loopback,
     token_mismatch_message,
 )
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Guard(Protocol):

@@ -17,6 +17,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
 from aiohttp import web
@@ -60,6 +61,7 @@ def connection_limit(maximum: int) -> int:
     return min(maximum, max(8, soft - min(256, max(32, soft // 4))))
 
 
+@dataclass(slots=True, eq=False)
 class ClientConnection:
     """One connection.
 
@@ -70,22 +72,16 @@ class ClientConnection:
         transport: None until the TLS handshake has finished.
     """
 
-    __slots__ = (
-        "_unsent",
-        "_unsent_since",
-        "address",
-        "close",
-        "idle_since",
-        "requests",
-        "transport",
-    )
+    address: str
+    idle_since: float
+    requests: int = 0
+    transport: asyncio.Transport | None = None
+    close: Callable[[], object] = lambda: None
+    _unsent: int = 0
+    _unsent_since: float = field(init=False)
 
-    def __init__(self, address: str, now: float) -> None:
-        self.address, self.idle_since = address, now
-        self.requests = 0
-        self.transport: asyncio.Transport | None = None
-        self.close: Callable[[], object] = lambda: None
-        self._unsent, self._unsent_since = 0, now
+    def __post_init__(self) -> None:
+        self._unsent_since = self.idle_since
 
     def is_expired(self, now: float, *, is_idle: bool) -> bool:
         """Return whether a header, the next request or unsent bytes exceeded their time limit."""

@@ -7,10 +7,10 @@ import hashlib
 import logging
 import re
 import sqlite3
-from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from streambroker_core.model import Kind
 from streambroker_core.wire.encoding.canonical import canonical
@@ -21,8 +21,6 @@ from streambroker_operator.rest.http.requests import RUNTIME, parse_port, raw_bo
 from streambroker_operator.rest.http.responses import written_answer
 from streambroker_operator.runtime.runtime import WriteResult
 from streambroker_operator.storage.responses import RequestKey, StoredResponse
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST_HEADERS = ("If-Match", "If-None-Match", "Content-Type")

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from streambroker_core.board import BoardReader
 from streambroker_core.model import Kind, PeKey, PortKey
@@ -26,8 +27,6 @@ from streambroker_operator.rest.http.paths import COMMANDS, PE, REPORT
 from streambroker_operator.rest.http.requests import route_path
 from streambroker_operator.security.token_buckets import TokenBuckets
 from streambroker_operator.security.token_file import ANONYMOUS
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_WAITING = 8
 """Waiting requests of one caller in a queue, at most."""

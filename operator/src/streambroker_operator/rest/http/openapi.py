@@ -8,19 +8,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
 from typing import Any
 
 import yaml
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_operator.rest.http.paths import OPENAPI
 from streambroker_operator.rest.http.requests import query_error, route_path
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 routes = web.RouteTableDef()
 

@@ -8,16 +8,14 @@ a status may change without a write.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from streambroker_core.model import Resource, Rule
 from streambroker_core.wire.encoding.canonical import digest
 from streambroker_operator.errors import RequestError
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def resource_etag(resource: Resource | Rule) -> str:

@@ -184,10 +184,9 @@ async def raw_body(request: web.Request) -> bytes:
     """
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
-        raise RequestError(
-            415,
-            "NotJson",
-            f"The body is encoded as {encoding[:64]!r}; send it plain, or as gzip.",
+        raise _not_json(
+            f"is encoded as {encoding[:64]!r}; send it plain, or as gzip",
+            status=415,
             headers={"Accept-Encoding": "gzip, identity"},
         )
     try:
@@ -195,9 +194,7 @@ async def raw_body(request: web.Request) -> bytes:
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_long(request) from error
     except (web.RequestPayloadError, ConnectionError) as error:
-        raise RequestError(
-            400, "NotJson", "The body ended before its declared length, or its connection broke."
-        ) from error
+        raise _not_json("ended before its declared length, or its connection broke") from error
     return raw if encoding == "identity" else _decompress(request, raw)
 
 
@@ -210,9 +207,7 @@ def _decompress(request: web.Request, raw: bytes) -> bytes:
     if len(data) > request.client_max_size:
         raise _too_long(request)
     if not decompressor.eof:
-        raise RequestError(
-            400, "NotJson", "The body is not valid gzip, although Content-Encoding declares it."
-        )
+        raise _not_json("is not valid gzip, although Content-Encoding declares it")
     return data
 
 
@@ -226,9 +221,7 @@ async def text_body(request: web.Request) -> str:
     try:
         return (await raw_body(request)).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RequestError(
-            400, "NotJson", f"The body is not UTF-8 at byte {error.start}."
-        ) from error
+        raise _not_json(f"is not UTF-8 at byte {error.start}") from error
 
 
 async def json_body(request: web.Request) -> Any:
@@ -239,10 +232,9 @@ async def json_body(request: web.Request) -> Any:
             413, too large.
     """
     if request.content_type not in _JSON:
-        raise RequestError(
-            415,
-            "NotJson",
-            f"The body is {request.content_type}; send application/json.",
+        raise _not_json(
+            f"is {request.content_type}; send application/json",
+            status=415,
             headers={"Accept": "application/json"},
         )
     text = await text_body(request)
@@ -251,14 +243,16 @@ async def json_body(request: web.Request) -> Any:
             text, object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant
         )
     except json.JSONDecodeError as error:
-        raise RequestError(
-            400,
-            "NotJson",
-            f"The body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.",
+        raise _not_json(
+            f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}",
             facts={"position": {"line": error.lineno, "column": error.colno, "offset": error.pos}},
         ) from error
     except (ValueError, RecursionError) as error:
-        raise RequestError(400, "NotJson", f"The body is not JSON: {error}.") from error
+        raise _not_json(f"is not JSON: {error}") from error
+
+
+def _not_json(problem: str, *, status: int = 400, **more: Mapping[str, Any]) -> RequestError:
+    return RequestError(status, "NotJson", f"The body {problem}.", **more)
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
