@@ -11,7 +11,7 @@ from streambroker_operator.cli.commands import patterns
 from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK
 from streambroker_operator.cli.io.options import DEFAULT_URL, Parser, add_shared, client_for
-from streambroker_operator.cli.io.targets import KIND_ALIASES, SINGULAR, item_name, item_names
+from streambroker_operator.cli.io.targets import KIND_ALIASES, SINGULAR, item_names
 from streambroker_operator.cli.io.terminal import print_text
 
 HIDDEN_COMMAND = "__complete"
@@ -174,7 +174,7 @@ def _names(kind: str, before: Sequence[str], *, index: int) -> list[str]:
     if kind == "routes":
         ends = {end for item in answer["items"] for end in item_names(kind, item)[-2:]}
         return sorted(ends)
-    return [item_name(kind, item, index) for item in answer["items"]]
+    return [item_names(kind, item)[index] for item in answer["items"]]
 
 
 def _values(parser: argparse.ArgumentParser, before: Sequence[str]) -> Iterable[str] | None:

@@ -12,26 +12,10 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest import diagnose, events
 from streambroker_operator.rest.agents import control, pe, reports
-from streambroker_operator.rest.guard.authentication import (
-    GUARD,
-    LOCAL,
-    PRINCIPAL,
-    TOKENS,
-    UNKNOWN,
-    Guard,
-    audit_writes,
-    authorise,
-    identify,
-)
+from streambroker_operator.rest.guard import authentication, rate_limits
+from streambroker_operator.rest.guard.authentication import Guard
 from streambroker_operator.rest.guard.idempotency import UNDER_WAY, replay
-from streambroker_operator.rest.guard.rate_limits import (
-    CALLER_LIMITS,
-    CallerLimits,
-    RateLimits,
-    limit_addresses,
-    limit_principals,
-    limit_unknown,
-)
+from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS, CallerLimits, RateLimits
 from streambroker_operator.rest.http import health, openapi
 from streambroker_operator.rest.http.paths import OPENAPI
 from streambroker_operator.rest.http.preconditions import conditional
@@ -100,8 +84,8 @@ def create_app(
     """
     app = web.Application(client_max_size=MAX_BODY, middlewares=_MIDDLEWARES)
     app[RUNTIME] = runtime
-    app[LOCAL] = local
-    app[UNKNOWN] = audit.UnknownCallerFilter()
+    app[authentication.LOCAL] = local
+    app[authentication.UNKNOWN] = audit.UnknownCallerFilter()
     limits = RateLimits() if limits is None else limits
     app[CALLER_LIMITS] = CallerLimits(limits)
     app[control.COMMAND_TRANSPORT] = commands or CommandQueue(
@@ -113,9 +97,9 @@ def create_app(
     app[diagnose.FORECASTS] = diagnose.Forecasts()
     app[reports.REPORTS] = reports.Reports()
     if tokens is not None:
-        app[TOKENS] = tokens
+        app[authentication.TOKENS] = tokens
     if guard is not None:
-        app[GUARD] = guard
+        app[authentication.GUARD] = guard
     for route_table in ROUTE_TABLES:
         app.add_routes(route_table)
     return app
@@ -132,7 +116,7 @@ async def _allow_long_bodies(request: web.Request, handler: Handler) -> web.Stre
 @web.middleware
 async def _log_write(request: web.Request, handler: Handler) -> web.StreamResponse:
     response = await handler(request)
-    if request.method not in ("GET", "HEAD") and PRINCIPAL in request:
+    if request.method not in ("GET", "HEAD") and authentication.PRINCIPAL in request:
         _log.info("%s %s -> %d", request.method, request.path_qs, response.status)
     return response
 
@@ -198,15 +182,15 @@ def _methods(error: web.HTTPMethodNotAllowed) -> dict[str, str]:
 
 _MIDDLEWARES = (
     _allow_long_bodies,
-    audit_writes,
+    authentication.audit_writes,
     _log_write,
     _to_problem,
     _limit_headers,
-    limit_unknown,
-    identify,
-    limit_addresses,
-    limit_principals,
-    authorise,
+    rate_limits.limit_unknown,
+    authentication.identify,
+    rate_limits.limit_addresses,
+    rate_limits.limit_principals,
+    authentication.authorise,
     _require_synced,
     replay,
     _to_problem,  # again inside `replay`: errors are stored as responses, too

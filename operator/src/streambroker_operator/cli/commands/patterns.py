@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -109,16 +110,8 @@ def _read_rule(document: Any, location: str) -> tuple[str, Any]:
     return rule, document
 
 
-def _delete(options: argparse.Namespace, client: BrokerClient) -> int:
-    return _change_each(options, client, "DELETE", "", "deleted")
-
-
-def _enable(options: argparse.Namespace, client: BrokerClient) -> int:
-    return _change_each(options, client, "POST", "/enable", "enabled")
-
-
 def _change_each(
-    options: argparse.Namespace, client: BrokerClient, method: str, part: str, word: str
+    options: argparse.Namespace, client: BrokerClient, *, method: str, part: str = "", word: str
 ) -> int:
     for job, rule in _parse_rules(options.words):
         _send_change(client, options, method, _path(job, rule) + part, None)
@@ -180,6 +173,6 @@ ACTIONS: Mapping[str, Callable[[argparse.Namespace, BrokerClient], int]] = {
     "list": _list,
     "get": _get,
     "put": _put,
-    "delete": _delete,
-    "enable": _enable,
+    "delete": partial(_change_each, method="DELETE", word="deleted"),
+    "enable": partial(_change_each, method="POST", part="/enable", word="enabled"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from streambroker_core.model import PortKey
@@ -27,26 +28,18 @@ EXPORT = "NAME | JOB/PE/PORT, then NAME=VALUE… or one YAML mapping"
 def add(commands: Any) -> None:
     """Add the commands."""
     texts = (
-        ("set-filter", "change which rows an import gets; an empty EXPR clears it", _set_filter),
-        ("set-subscription", "change what an import is connected to", _set_subscription),
+        ("filter", "change which rows an import gets; an empty EXPR clears it"),
+        ("subscription", "change what an import is connected to"),
     )
-    for name, text, run in texts:
-        command = add_remote_command(commands, name, text)
+    for part, text in texts:
+        command = add_remote_command(commands, f"set-{part}", text)
         command.add_argument("words", nargs="+", metavar=IMPORT)
         add_force(command)
-        command.set_defaults(run=run)
+        command.set_defaults(run=partial(_set_expression, part=part))
     command = add_remote_command(commands, "set-properties", "replace all properties of an export")
     command.add_argument("words", nargs="+", metavar=EXPORT, help="no property is {}")
     add_force(command)
     command.set_defaults(run=_set_properties)
-
-
-def _set_filter(options: argparse.Namespace) -> int:
-    return _set_expression(options, "filter")
-
-
-def _set_subscription(options: argparse.Namespace) -> int:
-    return _set_expression(options, "subscription")
 
 
 def _set_expression(options: argparse.Namespace, part: str) -> int:

@@ -139,11 +139,6 @@ def port_text(spec: Item) -> str:
     return f"{spec['job']}/{spec['pe']}/{spec['port']}"
 
 
-def item_name(kind: str, item: Item, index: int = 0) -> str:
-    """Return the name of an item that has the index in `item_names`."""
-    return item_names(kind, item)[index]
-
-
 def select_items(kind: str, items: Sequence[Item], name: str | None) -> list[Item]:
     """Return the items with a name; all without a name."""
     if name is None:

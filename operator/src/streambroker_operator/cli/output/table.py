@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from streambroker_operator.cli.io.targets import SINGULAR, Item, item_name, port_text
+from streambroker_operator.cli.io.targets import SINGULAR, Item, item_names, port_text
 from streambroker_operator.cli.io.terminal import Colour, format_age, one_line, paint, print_text
 from streambroker_operator.cli.io.yaml_format import dump_all
 
@@ -116,9 +116,8 @@ def print_answer(body: Any, output: str, text: str) -> None:
 
 def qualified_name(kind: str, item: Item, everywhere: bool) -> str:
     """Return a name that commands accept for the item; with its namespace if `everywhere`."""
-    if everywhere and kind != "routes":
-        return item_name(kind, item, 1 if kind == "pes" else 2)
-    return item_name(kind, item)
+    with_namespace = {"pes": 1, "routes": 0}.get(kind, 2)
+    return item_names(kind, item)[with_namespace if everywhere else 0]
 
 
 def as_json(body: object) -> str:
