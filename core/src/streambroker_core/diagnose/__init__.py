@@ -4,7 +4,7 @@ from streambroker_core.board.admission import CutRoute, cut_reason, find_put_pro
 from streambroker_core.board.overlay import BoardOverlay
 from streambroker_core.diagnose.board_copy import BoardCopy
 from streambroker_core.diagnose.contradictions import contradiction
-from streambroker_core.diagnose.explain_pair import Obstacle, Pair, explain_pair
+from streambroker_core.diagnose.explain_pair import Pair, explain_pair
 from streambroker_core.diagnose.explain_port import (
     BoardSnapshot,
     Ranking,
@@ -12,7 +12,6 @@ from streambroker_core.diagnose.explain_port import (
     take_snapshot,
 )
 from streambroker_core.diagnose.forecast import (
-    ChangedRoute,
     Forecast,
     Proposal,
     ProposalProblem,
@@ -21,7 +20,6 @@ from streambroker_core.diagnose.forecast import (
 )
 from streambroker_core.diagnose.lint import (
     LintFinding,
-    LintInput,
     collect_lint_input,
     collect_offered,
     lint,
@@ -40,12 +38,9 @@ __all__ = [
     "BoardCopy",
     "BoardOverlay",
     "BoardSnapshot",
-    "ChangedRoute",
     "CutRoute",
     "Forecast",
     "LintFinding",
-    "LintInput",
-    "Obstacle",
     "OfferedProperties",
     "Pair",
     "Proposal",
