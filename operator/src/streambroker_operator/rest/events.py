@@ -100,16 +100,16 @@ class _Stream:
             self._changes.unfollow(reader)
 
     async def _follow(self, follower: ChangeReader, greeting: bytes, keepalive_s: float) -> None:
-        await self._send(follower, greeting)
+        await self._write(greeting, until=follower.dropped)
         while not follower.is_dropped and await is_still_authorised(self._request):
             events = self._changes.events_after(follower.position, EVENTS_PER_PIECE)
             if events is None:
                 break
             if events:
-                await self._send(follower, self._piece(events))
+                await self._write(self._piece(events), until=follower.dropped)
                 follower.position = events[-1].number
             elif not await follower.wait_for_event(keepalive_s):
-                await self._send(follower, b": still here\n\n")
+                await self._write(b": still here\n\n", until=follower.dropped)
         authorised = await is_still_authorised(self._request)
         await self._end("the reader is too slow" if authorised else "the token is no longer valid")
 
@@ -126,11 +126,9 @@ class _Stream:
             _event(self._changes.id_for(one.number), one.name, one.data) for one in mine
         )
 
-    async def _send(self, follower: ChangeReader, piece: bytes) -> None:
-        if piece:
-            await self._write(piece, until=follower.dropped)
-
     async def _write(self, piece: bytes, until: asyncio.Future[None]) -> None:
+        if not piece:
+            return
         writing = asyncio.ensure_future(self._response.write(piece))
         await asyncio.wait([writing, until], return_when=asyncio.FIRST_COMPLETED)
         if writing.done():
@@ -145,9 +143,7 @@ class _Stream:
         """
         self._response.force_close()
         loop, transport = asyncio.get_running_loop(), self._request.transport
-        if transport is None:
-            return
-        if self._changes.closed:
+        if transport is None or self._changes.closed:
             return
         done = loop.create_future()
         loop.call_later(0.0, done.set_result, None)

@@ -274,11 +274,6 @@ class CallerLimits:
         for caller in _counted_names(request):
             self.writes.charge(caller, changes - 1)
 
-    def count(self, request: web.Request, caller: str) -> None:
-        """Count a request of a caller; raise 429 above the limit."""
-        is_read = is_reading(request) or (request.method, route_path(request)) in _AGENT_POLLS
-        (self.reads if is_read else self.writes).count(caller)
-
     def check_pe(self, pe: PeKey) -> None:
         """Refuse a PE number above the limit of a job with 422 `LimitReached`."""
         if pe.pe >= self.limits.pes:
@@ -358,19 +353,13 @@ async def limit_unknown(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 @web.middleware
-async def limit_addresses(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse an address above its rate, once the caller is known."""
-    request.app[CALLER_LIMITS].count(request, _address(request))
-    return await handler(request)
-
-
-@web.middleware
-async def limit_principals(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse a principal above its rate, over all its addresses.
+async def limit_callers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse an address above its rate, or a principal above its rate over all its addresses.
 
     Without authentication, callers are limited by address alone.
     """
-    principal = _principal(request)
-    if principal is not None:
-        request.app[CALLER_LIMITS].count(request, principal)
+    limits = request.app[CALLER_LIMITS]
+    is_read = is_reading(request) or (request.method, route_path(request)) in _AGENT_POLLS
+    for caller in _counted_names(request):
+        (limits.reads if is_read else limits.writes).count(caller)
     return await handler(request)
