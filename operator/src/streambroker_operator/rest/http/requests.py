@@ -184,9 +184,10 @@ async def raw_body(request: web.Request) -> bytes:
     """
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
-        raise _not_json(
-            f"is encoded as {encoding[:64]!r}; send it plain, or as gzip",
-            status=415,
+        raise RequestError(
+            415,
+            "NotJson",
+            f"The body is encoded as {encoding[:64]!r}; send it plain, or as gzip.",
             headers={"Accept-Encoding": "gzip, identity"},
         )
     try:
@@ -232,9 +233,10 @@ async def json_body(request: web.Request) -> Any:
             413, too large.
     """
     if request.content_type not in _JSON:
-        raise _not_json(
-            f"is {request.content_type}; send application/json",
-            status=415,
+        raise RequestError(
+            415,
+            "NotJson",
+            f"The body is {request.content_type}; send application/json.",
             headers={"Accept": "application/json"},
         )
     text = await text_body(request)
@@ -251,8 +253,8 @@ async def json_body(request: web.Request) -> Any:
         raise _not_json(f"is not JSON: {error}") from error
 
 
-def _not_json(problem: str, *, status: int = 400, **more: Mapping[str, Any]) -> RequestError:
-    return RequestError(status, "NotJson", f"The body {problem}.", **more)
+def _not_json(problem: str, facts: Mapping[str, Any] | None = None) -> RequestError:
+    return RequestError(400, "NotJson", f"The body {problem}.", facts=facts)
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
