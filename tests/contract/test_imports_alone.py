@@ -5,10 +5,12 @@ A worker of Spark imports the module that a pickled function names, so any of th
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +52,15 @@ def test_no_module_has_the_name_of_what_its_room_offers(room: str) -> None:
     package = importlib.import_module(f"pe_agent.{room}")
     modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
     assert modules.isdisjoint(package.__all__)
+
+
+@pytest.mark.parametrize("room", ["aligned", "cep", "side"])
+def test_the_stub_of_a_room_types_what_the_room_offers(room: str) -> None:
+    package = importlib.import_module(f"pe_agent.{room}")
+    typed: dict[str, str] = {}
+    for node in ast.parse(Path(str(package.__file__)).with_suffix(".pyi").read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            typed |= {str(one.asname): str(node.module) for one in node.names if one.asname}
+    hidden = {name.removeprefix("_") for name in typed if name.startswith("_")}
+    assert {name.removeprefix("_"): module for name, module in typed.items()} == package._MODULES
+    assert hidden == ({"SideInputs", "StatelessInputs"} if room == "side" else set())
