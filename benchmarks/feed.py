@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import aiohttp
@@ -65,7 +66,7 @@ def measured(figures: Figures, place: Path, access: Access, feeder: str, count: 
         [sys.executable, "-m", "feed_probe", feeder, str(count)], place / f"feed-{feeder}.log"
     )
     assert child.process.stdin is not None
-    child.process.stdin.write(access.encode() + "\n")
+    child.process.stdin.write(json.dumps(asdict(access)) + "\n")
     child.process.stdin.flush()
     try:
         for name, (value, unit) in json.loads(child.line(ANSWER)).items():

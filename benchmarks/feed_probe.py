@@ -94,7 +94,7 @@ def _memory(pid: int | str) -> float:
 def main() -> None:
     """Measure, and answer in one line."""
     name, count = sys.argv[1], int(sys.argv[2])
-    client = ApiClient(Access.decode(sys.stdin.readline()))
+    client = ApiClient(Access(**json.loads(sys.stdin.readline())))
     feeder = KopfFeeder(client) if name == "kopf" else ReflectorFeeder(client)
     print(ANSWER + json.dumps(asyncio.run(Probe(feeder, count).run())), flush=True)
     sys.stdin.read()

@@ -19,6 +19,7 @@ from streambroker_operator.kubernetes.client.kubeconfig import (
     in_pod,
     parse_namespaces,
 )
+from streambroker_operator.kubernetes.watch.kopf_feeder import ChildConfig
 
 
 def kubeconfig(
@@ -123,8 +124,9 @@ def test_no_secret_is_shown() -> None:
 def test_access_goes_through_a_pipe_as_one_line() -> None:
     access = Access(server="https://api", ca="-----BEGIN\nCERTIFICATE", verify=False)
 
-    assert "\n" not in access.encode()
-    assert Access.decode(access.encode()) == access
+    line = ChildConfig(access=access, namespaces=("a",), page=1, server_s=2, call_s=3.0).encode()
+    assert b"\n" not in line
+    assert ChildConfig.decode(line).access == access
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from aiohttp import web
 from streambroker_operator.errors import ClusterError
 from streambroker_operator.kubernetes.client.exec_login import ExecLogin, read_exec
 from streambroker_operator.kubernetes.client.http_api import HttpApi
-from streambroker_operator.kubernetes.client.kubeconfig import Access, Credentials, from_kubeconfig
+from streambroker_operator.kubernetes.client.kubeconfig import Credentials, from_kubeconfig
+from streambroker_operator.kubernetes.watch.kopf_feeder import ChildConfig
 
 V1 = "client.authentication.k8s.io/v1"
 PROGRAM = """\
@@ -61,7 +62,8 @@ def test_the_program_of_a_kubeconfig_gives_the_token_and_is_told_the_cluster(
     tmp_path: Path,
 ) -> None:
     access = from_kubeconfig(config(tmp_path, program(tmp_path)))
-    found = Credentials(Access.decode(access.encode()))
+    config_line = ChildConfig(access=access, namespaces=(), page=1, server_s=2, call_s=3.0).encode()
+    found = Credentials(ChildConfig.decode(config_line).access)
 
     assert [found.token() for _ in range(3)] == ["token-0"] * 3
     told = json.loads((tmp_path / "run-0").read_text())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import os
 import ssl
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +47,6 @@ class Access:
     key: str | None = field(default=None, repr=False)
     verify: bool = True
     login: dict[str, Any] | None = field(default=None, repr=False)
-
-    def encode(self) -> str:
-        """Return this as one line, including secrets, for a pipe to a child process."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, text: str) -> Access:
-        """Parse the output of `encode`."""
-        return cls(**json.loads(text))
 
 
 def find_access(environ: Mapping[str, str] = os.environ) -> Access:

@@ -135,31 +135,30 @@ def desired_status(
     only for the same routes, that of `nearest` only for the same generation. `steered` is the text
     about fields set at run time, or None.
     """
-    accepted = _accepted_condition(status)
+    accepted = accepted_condition(status)
     if nearest is None:
         nearest = published.nearest[1] if published.nearest[0] == resource.generation else ""
     matched = _matched_condition(resource, status, nearest)
     routes = _routes_digest(resource.generation, status.matches, _peer_names(status))
     runs = status.accepted or status.running_generation is not None
     if not runs or matched.status != "True":
-        reason = "NoMatch" if runs else "NotAccepted"
-        programmed = Condition(type="Programmed", status="False", reason=reason)
+        programmed = false_condition("Programmed", "NoMatch" if runs else "NotAccepted")
     elif programmed is None:
         programmed = _retained_programmed(published, routes)
     conditions = [accepted, matched, programmed, ready_condition((accepted, matched, programmed))]
     if status.held:
         conditions.append(_HELD_CONDITION)
     if steered:
-        conditions.append(_true_condition("Steered", "Steered", steered))
+        conditions.append(true_condition("Steered", "Steered", steered))
     if runs and (published.ended if ended is None else ended):
         conditions.append(_ENDED_CONDITION)
     if status.ring:
         conditions.append(
-            _true_condition("InRing", RING, f"{status.ring[:1].upper()}{status.ring[1:]}")
+            true_condition("InRing", RING, f"{status.ring[:1].upper()}{status.ring[1:]}")
         )
     damaged = published.damaged if damaged is None else damaged
     if runs and damaged:
-        conditions.append(_true_condition("Damaged", "LogDamaged", damaged))
+        conditions.append(true_condition("Damaged", "LogDamaged", damaged))
     rejected = resource.rejected
     valid = status.reason in _VALID_REASONS or published.accepted == resource.generation
     return DesiredStatus(
@@ -181,9 +180,10 @@ def unreadable_status(
     problem. `is_held` means that agents keep its routes.
     """
     rejected = Status(accepted=False, reason=reason, message=message)
-    accepted = _accepted_condition(rejected)
-    matched = Condition(type="Matched", status="False", reason="NotAccepted")
-    programmed = Condition(type="Programmed", status="False", reason="NotAccepted")
+    accepted = accepted_condition(rejected)
+    matched, programmed = (
+        false_condition(name, "NotAccepted") for name in ("Matched", "Programmed")
+    )
     conditions = (accepted, matched, programmed)
     held = (_HELD_CONDITION,) if is_held else ()
     return DesiredStatus(
@@ -303,32 +303,35 @@ def format_time(now: float) -> str:
 # ---- conditions ----------------------------------------------------------
 
 
-def _true_condition(type_: str, reason: str, message: str) -> Condition:
+def true_condition(type_: str, reason: str, message: str = "") -> Condition:
+    """Return a true condition; a long message is truncated."""
     return Condition(type=type_, status="True", reason=reason, message=truncate(message))
 
 
-def _accepted_condition(status: Status) -> Condition:
-    return Condition(
-        type="Accepted",
-        status="True" if status.accepted else "False",
-        reason=status.reason,
-        message=truncate(status.message),
-    )
+def false_condition(type_: str, reason: str, message: str = "") -> Condition:
+    """Return a false condition; a long message is truncated."""
+    return Condition(type=type_, status="False", reason=reason, message=truncate(message))
+
+
+def accepted_condition(status: Status) -> Condition:
+    """Return `Accepted` as the board has decided."""
+    make = true_condition if status.accepted else false_condition
+    return make("Accepted", status.reason, status.message)
 
 
 def _matched_condition(resource: Resource, status: Status, nearest: str) -> Condition:
     if not status.accepted and status.running_generation is None:
-        return Condition(type="Matched", status="False", reason="NotAccepted")
+        return false_condition("Matched", "NotAccepted")
     message = _refusals_text(status)
     if status.matches:
-        return Condition(type="Matched", status="True", reason="Matched", message=message)
+        return true_condition("Matched", "Matched", message)
     if status.refused:
         reason = status.refused[0].reason
     elif isinstance(resource, Import) and resource.subscription is None and not resource.streams:
         reason, message = "NothingWanted", "It has neither a subscription nor streams."
     else:
-        reason, message = "NoMatch", truncate(nearest)
-    return Condition(type="Matched", status="False", reason=reason, message=message)
+        reason, message = "NoMatch", nearest
+    return false_condition("Matched", reason, message)
 
 
 def _refusals_text(status: Status) -> str:
@@ -336,7 +339,7 @@ def _refusals_text(status: Status) -> str:
         return ""
     first, remaining = status.refused[0], len(status.refused) - 1
     suffix = f" ({remaining} more)" if remaining else ""
-    return truncate(f"{first.export} is refused, {first.reason}: {first.message}{suffix}")
+    return f"{first.export} is refused, {first.reason}: {first.message}{suffix}"
 
 
 def ready_condition(conditions: Sequence[Condition]) -> Condition:
@@ -344,7 +347,7 @@ def ready_condition(conditions: Sequence[Condition]) -> Condition:
     for condition in conditions:
         if condition.status != "True":
             return replace(condition, type="Ready")
-    return Condition(type="Ready", status="True", reason="Ready")
+    return true_condition("Ready", "Ready")
 
 
 def _retained_programmed(published: PublishedStatus, routes: str) -> Condition:

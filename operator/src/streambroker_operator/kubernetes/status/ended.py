@@ -6,26 +6,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from streambroker_core.model import PeKey, PortKey
-from streambroker_core.wire.broker.ended_exports import EndedExports
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 
-class _EndReport(NamedTuple, Generic[T]):
-    report: T
+class _LastReport(NamedTuple, Generic[T]):
+    content: T
     at: float
 
 
-class LastReports(Generic[T]):
-    """Last report of each agent."""
+class LastReports(Generic[T, V]):
+    """Last report of each agent; `read` returns what a report states of a port."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], read: Callable[[T, str], V]) -> None:
         self._clock = clock
-        self._reports: dict[PeKey, _EndReport[T]] = {}
+        self._read = read
+        self._reports: dict[PeKey, _LastReport[T]] = {}
         self._instances: dict[PeKey, str] = {}
 
     def on_leader_change(self) -> None:
@@ -54,28 +55,10 @@ class LastReports(Generic[T]):
         at, previous = self._clock() - ago_s, self._reports.get(pe)
         if previous is not None and previous.at > at:
             return False
-        self._reports[pe] = _EndReport(report, at)
-        return previous is None or previous.report != report
+        self._reports[pe] = _LastReport(report, at)
+        return previous is None or previous.content != report
 
-    def latest(self, pe: PeKey) -> T | None:
-        """Return the last report of an agent; None if there is none."""
-        last = self._reports.get(pe)
-        return None if last is None else last.report
-
-
-class EndedTracker(LastReports[EndedExports]):
-    """Tracks which exports have ended."""
-
-    def is_ended(self, key: PortKey) -> bool | None:
-        """Return whether an export has ended; None without a report."""
-        report = self.latest(key.owner)
-        return None if report is None else report.has_ended(key.port)
-
-
-class DamageTracker(LastReports[Mapping[str, str]]):
-    """Tracks damage of export logs: descriptions by port; other ports are undamaged."""
-
-    def damage_text(self, key: PortKey) -> str | None:
-        """Return the damage of an export's log, empty if none; None without a report."""
-        report = self.latest(key.owner)
-        return None if report is None else report.get(key.port, "")
+    def find(self, key: PortKey) -> V | None:
+        """Return what the last report of its agent states of an export; None without a report."""
+        last = self._reports.get(key.owner)
+        return None if last is None else self._read(last.content, key.port)

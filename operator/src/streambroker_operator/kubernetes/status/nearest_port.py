@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from streambroker_core.board import BoardReader
@@ -144,20 +144,15 @@ def _compute_sentences(
     candidates: BoardSnapshot, resources: Sequence[Resource], clock: Callable[[], float]
 ) -> list[str]:
     """Compute the messages of the resources in order until `WORK_S` is over; at least one."""
-    return list(_compute_until(clock() + WORK_S, candidates, resources, clock))
-
-
-def _compute_until(
-    end: float, candidates: BoardSnapshot, resources: Sequence[Resource], clock: Callable[[], float]
-) -> Iterator[str]:
-    snapshots: dict[str, BoardSnapshot] = {}
+    end, snapshots, sentences = clock() + WORK_S, dict[str, BoardSnapshot](), list[str]()
     for resource in resources:
         namespace = resource.key.namespace
         if namespace not in snapshots:
             snapshots[namespace] = _visible_from(candidates, namespace)
-        yield nearest_sentence(snapshots[namespace], resource)
+        sentences.append(nearest_sentence(snapshots[namespace], resource))
         if clock() >= end:
-            return
+            break
+    return sentences
 
 
 def _visible_from(candidates: BoardSnapshot, namespace: str) -> BoardSnapshot:

@@ -18,6 +18,7 @@ from streambroker_core.board import (
 )
 from streambroker_core.matching import Match
 from streambroker_core.model import RULE, AnyKind, Export, Kind, PeKey, PortKey, Resource, kind_of
+from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_operator.kubernetes.replicas.agent_reports import (
     EndsReport,
     PortReport,
@@ -32,7 +33,7 @@ from streambroker_operator.kubernetes.status.conditions import (
     status_to_write,
     unreadable_status,
 )
-from streambroker_operator.kubernetes.status.ended import DamageTracker, EndedTracker
+from streambroker_operator.kubernetes.status.ended import LastReports
 from streambroker_operator.kubernetes.status.programmed import AgentState, ProgrammedTracker
 from streambroker_operator.kubernetes.status.published import (
     PublishedStatuses,
@@ -88,8 +89,8 @@ class PortReconciler:
         self.programmed_tracker = ProgrammedTracker(
             board.version, self._is_registered, on_applied=on_applied, clock=monotonic
         )
-        self._ended = EndedTracker(monotonic)
-        self._damage = DamageTracker(monotonic)
+        self._ended = LastReports(monotonic, EndedExports.has_ended)
+        self._damage = LastReports(monotonic, _damage_text)
 
     # ---- input -----------------------------------------------------------
 
@@ -156,10 +157,8 @@ class PortReconciler:
         view = self._board.view(pe) if changed else None
         for port, export in view.exports.items() if view is not None else ():
             key, published = PortKey(*pe, port), self._published.get(("Export", export.uid))
-            if self._ended.is_ended(key) not in (
-                None,
-                published.ended,
-            ) or self._damage.damage_text(key) not in (None, published.damaged):
+            ended, damage = self._ended.find(key), self._damage.find(key)
+            if ended not in (None, published.ended) or damage not in (None, published.damaged):
                 self._offer(("Export", export.uid), False)
 
     def published_damage(self, uid: str) -> str:
@@ -246,6 +245,7 @@ class PortReconciler:
         if status is None:
             return None
         programmed = nearest = None
+        is_export = isinstance(resource, Export)
         runs = status.accepted or status.running_generation is not None
         if runs and not status.matches and not status.refused:
             nearest = self._nearest(name, resource.generation)
@@ -258,8 +258,8 @@ class PortReconciler:
             published=published,
             steered=self._steered(name),
             nearest=nearest,
-            ended=self._ended.is_ended(resource.key) if isinstance(resource, Export) else False,
-            damaged=self._damage.damage_text(resource.key) if isinstance(resource, Export) else "",
+            ended=self._ended.find(resource.key) if is_export else False,
+            damaged=self._damage.find(resource.key) if is_export else "",
         )
 
     def agent_state(self, pe: PeKey) -> AgentState:
@@ -317,3 +317,7 @@ class PortReconciler:
 
     def _is_registered(self, pe: PeKey) -> bool:
         return self._board.registration(pe) is not None
+
+
+def _damage_text(damaged: Mapping[str, str], port: str) -> str:
+    return damaged.get(port, "")

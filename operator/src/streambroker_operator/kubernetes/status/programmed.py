@@ -17,7 +17,11 @@ from typing import Literal, NamedTuple, TypeAlias
 from streambroker_core.board import Action, RoutesChanged, StatusChanged
 from streambroker_core.model import RULE, PeKey
 from streambroker_operator.kubernetes.replicas.agent_liveness import AWAY_S, LeaderAgentLiveness
-from streambroker_operator.kubernetes.status.conditions import Condition
+from streambroker_operator.kubernetes.status.conditions import (
+    Condition,
+    false_condition,
+    true_condition,
+)
 
 AgentState: TypeAlias = Literal["current", "behind", "unheard", "away", "gone"]
 """``gone``: away and not missed by any reader; the job may have finished."""
@@ -214,13 +218,9 @@ class ProgrammedTracker:
         if away is not None:
             return away
         if behind:
-            return Condition(
-                type="Programmed",
-                status="False",
-                reason="Pending",
-                message="Not all agents of its routes run it yet.",
-            )
-        return None if unheard else Condition(type="Programmed", status="True", reason="Programmed")
+            message = "Not all agents of its routes run it yet."
+            return false_condition("Programmed", "Pending", message)
+        return None if unheard else true_condition("Programmed", "Programmed")
 
     def _is_reporting(self, pe: PeKey, agent: _Agent) -> bool:
         """Return whether it is known what the agent runs, and that it is alive."""
@@ -255,14 +255,10 @@ def _no_agent_condition(*, is_own: bool) -> Condition:
     message = (
         "No agent is registered for its PE." if is_own else "An agent of its routes is missing."
     )
-    return Condition(type="Programmed", status="False", reason="NoAgent", message=message)
+    return false_condition("Programmed", "NoAgent", message)
 
 
 def _agent_away_condition(*, is_own: bool) -> Condition:
     subject = "The agent of its PE" if is_own else "An agent of its routes"
-    return Condition(
-        type="Programmed",
-        status="False",
-        reason="AgentAway",
-        message=f"{subject} has not asked for its routes for {AWAY_S:.0f} seconds.",
-    )
+    message = f"{subject} has not asked for its routes for {AWAY_S:.0f} seconds."
+    return false_condition("Programmed", "AgentAway", message)

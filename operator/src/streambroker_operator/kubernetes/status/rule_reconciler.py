@@ -29,9 +29,11 @@ from streambroker_core.wire.reports.rule_status import RuleStatus, read_statuses
 from streambroker_operator.kubernetes.replicas.agent_reports import RulesReport
 from streambroker_operator.kubernetes.status.conditions import (
     Condition,
+    accepted_condition,
+    false_condition,
     read_conditions,
     ready_condition,
-    truncate,
+    true_condition,
     write_conditions,
 )
 from streambroker_operator.kubernetes.status.published import PublishedStatuses, affected_names
@@ -249,13 +251,9 @@ def rule_conditions(status: Status, reported: RuleStatus | None) -> tuple[Condit
 
 
 def _accepted_condition(status: Status, reported: RuleStatus | None) -> Condition:
-    if not status.accepted:
-        message = truncate(status.message)
-        return Condition(type="Accepted", status="False", reason=status.reason, message=message)
-    if reported is not None and reported.reason:
-        message = truncate(f"{_REFUSAL}{reported.message}.")
-        return Condition(type="Accepted", status="False", reason=reported.reason, message=message)
-    return Condition(type="Accepted", status="True", reason="Accepted")
+    if status.accepted and reported is not None and reported.reason:
+        return false_condition("Accepted", reported.reason, f"{_REFUSAL}{reported.message}.")
+    return accepted_condition(status)
 
 
 def _active_condition(status: Status, reported: RuleStatus | None) -> Condition:
@@ -263,22 +261,22 @@ def _active_condition(status: Status, reported: RuleStatus | None) -> Condition:
         message = "" if not status.accepted else "No query of the job has reported it yet."
         return Condition(type="Active", status="Unknown", reason="NotHeard", message=message)
     if reported.version is None:
-        return Condition(type="Active", status="False", reason="Absent")
+        return false_condition("Active", "Absent")
     version = f"Version {reported.version}"
     if reported.state == "disabled":
         message = (
             f"{version} is disabled after an error; a new version of the rule, or enabling it,"
             " activates it again."
         )
-        return Condition(type="Active", status="False", reason="Disabled", message=message)
+        return false_condition("Active", "Disabled", message)
     if reported.since is None:
-        message = f"{version} has not reached the query yet."
-        return Condition(type="Active", status="False", reason="Pending", message=message)
+        return false_condition("Active", "Pending", f"{version} has not reached the query yet.")
     scheduled = (
         "" if reported.scheduled is None else f"; version {reported.scheduled} waits for its time"
     )
-    message = f"{version} since window {reported.since}{scheduled}."
-    return Condition(type="Active", status="True", reason="Active", message=message)
+    return true_condition(
+        "Active", "Active", f"{version} since window {reported.since}{scheduled}."
+    )
 
 
 def _write_reported(reported: RuleStatus) -> dict[str, Any]:

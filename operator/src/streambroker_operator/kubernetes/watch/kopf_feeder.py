@@ -14,7 +14,7 @@ import logging
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from streambroker_core.model import RULE, AnyKind
@@ -63,21 +63,14 @@ class ChildConfig:
 
     def encode(self) -> bytes:
         """Return the configuration as one line, including secrets."""
-        timings = self.page, self.server_s, self.call_s
-        return json.dumps([self.access.encode(), self.namespaces, *timings, self.kinds]).encode()
+        return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, line: bytes) -> ChildConfig:
         """Parse the output of `encode`."""
-        access, namespaces, page, server_s, call_s, kinds = json.loads(line)
-        return cls(
-            access=Access.decode(access),
-            namespaces=tuple(namespaces),
-            page=page,
-            server_s=server_s,
-            call_s=call_s,
-            kinds=tuple(kinds),
-        )
+        fields = json.loads(line)
+        fields["access"] = Access(**fields["access"])
+        return cls(**{**fields, **{name: tuple(fields[name]) for name in ("namespaces", "kinds")}})
 
 
 class KopfFeeder(ApiFeeder):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -50,6 +50,11 @@ _ObjectName: TypeAlias = "tuple[str, str]"
 
 _METADATA = ("name", "namespace", "uid", "creationTimestamp")
 _DIGEST_BYTES = 16
+_REMOVED: Mapping[AnyKind, Callable[..., BoardEvent]] = {
+    "Export": ExportRemoved,
+    "Import": ImportRemoved,
+    RULE: RuleRemoved,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -485,11 +490,7 @@ class ObservedCache:
         return FeedAdvanced(kind=self.kind, version=version)
 
     def _removed_event(self, uid: str, version: int) -> BoardEvent:
-        if self.kind == "Export":
-            return ExportRemoved(uid=uid, version=version)
-        if self.kind == RULE:
-            return RuleRemoved(uid=uid, version=version)
-        return ImportRemoved(uid=uid, version=version)
+        return _REMOVED[self.kind](uid=uid, version=version)
 
     # ---- resync ----------------------------------------------------------
 
