@@ -155,7 +155,7 @@ class Followed:
     async def _announce(self) -> None:
         while True:
             await asyncio.sleep(_ANNOUNCE_S)
-            await self.store.announce()
+            await self.store.registrations.announce()
 
     def _deliver(self, event: BoardEvent) -> None:
         self.events.append(event)
@@ -341,7 +341,7 @@ def scan(
     entries |= {rule.uid: rule for rule in board.reader.rules}
     registrations = Registrations(Objects(HttpApi(Access(server=api.url))), board.reader)
     for kind, body in bodies:
-        agent = None if kind == RULE else registrations.observe(kind, body)
+        agent = None if kind == RULE else registrations.observe(body)
         if agent is not None:
             board.handle(agent)
     return Scan(entries=entries, board=board)

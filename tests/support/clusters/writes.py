@@ -90,7 +90,8 @@ class Replica:
             version = int(answer.body["metadata"]["resourceVersion"])
             tell(Synced(kind=kind, listed=tuple(found), version=version))
             for item in answer.body["items"]:
-                agent = self.store.observe(kind, item).agent
+                agent = self.store.registrations.observe(item)
+                self.store.steering.observe(item)
                 if agent is not None:
                     tell(agent)
 

@@ -266,9 +266,9 @@ async def test_a_registration_that_reached_only_some_of_its_resources_is_told_by
     with pytest.raises(RequestError):
         await store.register(pe("alerts"), registration())
     assert store.pes() == []
-    seen = store.observe("Import", written.body)
-    assert seen.agent is not None
-    assert seen.agent.registration == registration()
+    agent = store.registrations.observe(written.body)
+    assert agent is not None
+    assert agent.registration == registration()
 
 
 async def test_a_resource_that_comes_after_its_agent_is_told_of_it() -> None:
@@ -278,10 +278,10 @@ async def test_a_resource_that_comes_after_its_agent_is_told_of_it() -> None:
     await store.register(pe("alerts"), registration())
     assert api.asked == []
     board.handle(ImportApplied(import_=ALERTS, version=12))
-    store.observe("Import", api.live())
+    store.registrations.observe(api.live())
     api.answers = [failure(503), api.done()]
     for _ in range(3):
-        await store.announce()
+        await store.registrations.announce()
     assert [method for method, _ in api.asked] == ["GET", "PATCH"] * 2
 
 
@@ -311,9 +311,9 @@ async def test_a_resource_that_cannot_be_told_of_its_agent_holds_no_other_up() -
         await store.register(pe(job), registration())
         resource = replace(import_of(f"{job}/trades", uid=job), name=job)
         board.handle(ImportApplied(import_=resource, version=12))
-        store.observe("Import", api.one(job))
+        store.registrations.observe(api.one(job))
     for _ in range(20):
-        await store.announce()
+        await store.registrations.announce()
 
     written = [path for method, path in api.asked if method == "PATCH"]
     assert sum("/zebra/" in path for path in written) == 1

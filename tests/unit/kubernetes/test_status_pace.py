@@ -182,9 +182,9 @@ def test_what_no_agent_waits_for_is_no_faster_than_the_rest() -> None:
     async def announce(agents: Registrations) -> None:
         bench.wanted.clear()
         for n in range(COUNT):
-            agents._endpoints.on_registered(pe(f"job{n}"), registration(), None, 0)
+            agents.endpoints.on_registered(pe(f"job{n}"), registration(), None, 0)
             live = bench.answer(Call(0.0, "GET", f"/job{n}", {}, {})).body
-            agents.observe("Import", dict(live))
+            agents.observe(dict(live))
         await agents.announce()
 
     first, _ = bench.run(announce)

@@ -331,13 +331,9 @@ class ClusterBroker:
         return url
 
     def _create_guard(self, reviews: ReviewClient) -> ClusterGuard:
-        registrations = self.store.registrations
-        identities = Authenticator(
-            reviews, key_for=self._key_for, account_for=registrations.account_for
-        )
-        return ClusterGuard(
-            identities, Authorizer(reviews, registrations.account_for), registrations.jobs_for
-        )
+        agents = self.store.registrations.endpoints
+        identities = Authenticator(reviews, key_for=self._key_for, account_for=agents.account_for)
+        return ClusterGuard(identities, Authorizer(reviews, agents.account_for), agents.jobs_for)
 
     def _instance_for(self, pe: PeKey) -> str:
         registration = self.runtime.board.registration(pe)
@@ -379,7 +375,7 @@ class ClusterBroker:
         while True:
             await asyncio.sleep(ANNOUNCE_S)
             try:
-                await self.store.announce()
+                await self.store.registrations.announce()
             except RequestError as error:
                 _log.debug("agent addresses are not written to all resources yet: %s", error)
 

@@ -8,9 +8,9 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from streambroker_core.board import AgentRegistered, BoardEvent, BoardReader
+from streambroker_core.board import BoardEvent, BoardReader
 from streambroker_core.diagnose import Proposal
 from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.model import (
@@ -40,7 +40,7 @@ from streambroker_operator.errors import (
     unknown_rule,
 )
 from streambroker_operator.kubernetes.apply.conflicts import object_etag
-from streambroker_operator.kubernetes.apply.overrides import Overwritten, Steering
+from streambroker_operator.kubernetes.apply.overrides import Steering
 from streambroker_operator.kubernetes.apply.patch import (
     apply_body,
     emptying_removals,
@@ -103,19 +103,6 @@ async def read_secret(
             " ones are needed."
         )
     return secret
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastObserved:
-    """Information about an object from its latest observation, besides its spec.
-
-    Attributes:
-        agent: event for the board if the object records an agent.
-        overwritten: overrides that another manager took over.
-    """
-
-    agent: AgentRegistered | None
-    overwritten: Overwritten | None
 
 
 class KubernetesStore:
@@ -354,16 +341,9 @@ class KubernetesStore:
 
     # ---- agents ----------------------------------------------------------
 
-    def observe(self, kind: Kind, document: Document) -> LastObserved:
-        """Process an observation of an object by the feed."""
-        return LastObserved(
-            agent=self.registrations.observe(kind, document),
-            overwritten=self.steering.observe(document),
-        )
-
     def on_deleted(self, uid: str) -> None:
         """Process the deletion of an object."""
-        self.registrations.on_deleted(uid)
+        self.registrations.endpoints.on_deleted(uid)
         self.steering.on_deleted(uid)
 
     def pes(self) -> list[StoredPe]:
@@ -372,17 +352,13 @@ class KubernetesStore:
 
     def owner(self, pe: PeKey) -> str | None:
         """Return the service account that a PE's job is bound to, or None."""
-        return self.registrations.owner(pe)
+        return self.registrations.endpoints.account(pe)
 
     async def register(
         self, pe: PeKey, registration: Registration, owner: str | None = None
     ) -> int:
         """Store the address of a PE's agent, as `Registrations.register` does."""
         return await self.registrations.register(pe, registration, owner)
-
-    async def announce(self) -> None:
-        """Record agents in resources created after them, as `Registrations.announce` does."""
-        await self.registrations.announce()
 
     async def withdraw(self, pe: PeKey) -> int:
         """Remove a PE that has no resource; return the version of that change."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from streambroker_core.board import AgentRegistered, BoardReader
 from streambroker_core.errors import ManifestError
-from streambroker_core.model import Kind, PeKey, Resource, kind_of
+from streambroker_core.model import PeKey, Resource, kind_of
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.apply.patch import object_identity
@@ -51,6 +51,9 @@ class Registrations:
 
     Args:
         rate_limiter: limits status writes; shared with the other status writers.
+
+    Attributes:
+        endpoints: agents and accounts, as observed and registered.
     """
 
     def __init__(
@@ -59,19 +62,19 @@ class Registrations:
         self._objects = objects
         self._rate_limiter = WriteRateLimiter() if rate_limiter is None else rate_limiter
         self._board = board
-        self._endpoints = Endpoints()
+        self.endpoints = Endpoints()
         self._unannounced: dict[PeKey, _RetryState] = {}
 
     def pes(self) -> list[StoredPe]:
         """Return all PEs with a known agent."""
-        registrations = ((pe, self._endpoints.registration(pe)) for pe in self._endpoints.pes())
+        registrations = ((pe, self.endpoints.registration(pe)) for pe in self.endpoints.pes())
         return [
             StoredPe(pe=pe, version=registration[1], registration=registration[0])
             for pe, registration in registrations
             if registration is not None
         ]
 
-    def observe(self, kind: Kind, document: Document) -> AgentRegistered | None:
+    def observe(self, document: Document) -> AgentRegistered | None:
         """Process an observation of an object; return the event if it changes an agent."""
         pe = _parse_pe(document)
         if pe is None:
@@ -79,26 +82,10 @@ class Registrations:
         metadata = document["metadata"]
         published = read_agent(pe, document)
         uid = metadata["uid"]
-        event = self._endpoints.observe(uid, published, int(metadata["resourceVersion"]))
-        if self._endpoints.is_behind(uid):
+        event = self.endpoints.observe(uid, published, int(metadata["resourceVersion"]))
+        if self.endpoints.is_behind(uid):
             self._unannounced.setdefault(pe, _RetryState())
         return event
-
-    def on_deleted(self, uid: str) -> None:
-        """Process the deletion of an object."""
-        self._endpoints.on_deleted(uid)
-
-    def owner(self, pe: PeKey) -> str | None:
-        """Return the service account that a PE's job is bound to, or None."""
-        return self._endpoints.account(pe)
-
-    def account_for(self, namespace: str, job: str) -> str | None:
-        """Return the service account that a job is bound to, or None."""
-        return self._endpoints.account_for(namespace, job)
-
-    def jobs_for(self, namespace: str, account: str) -> list[str]:
-        """Return the jobs of a namespace that are bound to a service account."""
-        return self._endpoints.jobs_for(namespace, account)
 
     async def register(
         self, pe: PeKey, registration: Registration, owner: str | None = None
@@ -112,11 +99,11 @@ class Registrations:
             RequestError: 403, the job is bound to another account; 503, the API server is
                 unavailable, or a resource keeps changing.
         """
-        account = self._endpoints.account(pe)
+        account = self.endpoints.account(pe)
         if account is not None and owner is not None and account != owner:
             raise _bound_error(pe, account)
         version = await self._announce(pe, registration, owner or account)
-        event = self._endpoints.on_registered(pe, registration, owner or account, version)
+        event = self.endpoints.on_registered(pe, registration, owner or account, version)
         return event.version
 
     async def announce(self) -> None:
@@ -126,14 +113,14 @@ class Registrations:
         the others.
         """
         for pe, retry in list(self._unannounced.items()):
-            registration = self._endpoints.registration(pe)
+            registration = self.endpoints.registration(pe)
             if registration is None or not retry.is_due():
                 continue
             try:
                 # Low priority: no agent waits for this write.
                 await self._rate_limiter.wait_for_token()
                 await self._announce(
-                    pe, registration[0], self._endpoints.account(pe), only_behind=True
+                    pe, registration[0], self.endpoints.account(pe), only_behind=True
                 )
             except RequestError as error:
                 retry.on_failed()
@@ -154,20 +141,20 @@ class Registrations:
         only_behind: bool = False,
     ) -> int:
         """Write the statuses of a PE's resources; apply the changes only if all writes succeed."""
-        written: list[tuple[Kind, Document]] = []
+        written: list[Document] = []
         for resource in self._board.resources_of(pe):
-            is_due = not only_behind or self._endpoints.is_behind(resource.uid)
-            if is_due and not self._endpoints.is_published(resource.uid, registration, account):
+            is_due = not only_behind or self.endpoints.is_behind(resource.uid)
+            if is_due and not self.endpoints.is_published(resource.uid, registration, account):
                 document = await self._write_status(
                     resource, registration, account, not only_behind
                 )
                 if document is not None:
-                    written.append((kind_of(resource), document))
-        for kind, document in written:
-            self.observe(kind, document)
+                    written.append(document)
+        for document in written:
+            self.observe(document)
         self._unannounced.pop(pe, None)
         return max(
-            (int(document["metadata"]["resourceVersion"]) for _, document in written), default=0
+            (int(document["metadata"]["resourceVersion"]) for document in written), default=0
         )
 
     async def _write_status(
@@ -198,7 +185,7 @@ class Registrations:
     def withdraw(self, pe: PeKey) -> int:
         """Remove a PE that has no resource; return the version of that change."""
         self._unannounced.pop(pe, None)
-        return self._endpoints.withdraw(pe)
+        return self.endpoints.withdraw(pe)
 
 
 def _parse_pe(document: Document) -> PeKey | None:

@@ -145,14 +145,15 @@ class StatusController:
             return
         uid = str(body["metadata"]["uid"])
         steered = self._store.steering.description(uid)
-        last_observed = self._store.observe(kind, dict(body))
+        agent = self._store.registrations.observe(body)
+        overwritten = self._store.steering.observe(body)
         self.ports.observe(kind, body, listed)
         # The owner of a field may change without its value: no other event reports that.
         if self._store.steering.description(uid) != steered:
             self.ports.offer((kind, uid))
-        if last_observed.agent is not None:
-            self.runtime.feed.deliver(last_observed.agent)
-        resource, overwritten = self._board.get(kind, uid), last_observed.overwritten
+        if agent is not None:
+            self.runtime.feed.deliver(agent)
+        resource = self._board.get(kind, uid)
         if overwritten is not None and resource is not None and self._leads():
             self._record(
                 steering_overwritten_note(resource, overwritten.description, overwritten.manager)
