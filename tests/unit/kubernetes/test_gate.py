@@ -9,7 +9,8 @@ import pytest
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import request_signature as signature
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.auth.authorize import Authorization, Authorizer
+from streambroker_operator.kubernetes.auth.authorize import Authorizer
+from streambroker_operator.kubernetes.auth.rbac import Verdict
 from streambroker_operator.kubernetes.auth.token_review import Authenticator, ReviewClient
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
 from support.core.resources import pe
@@ -79,11 +80,11 @@ class Bench:
         *,
         where: PeKey | None = AGENT,
         more: str = "",
-    ) -> Authorization:
+    ) -> Verdict:
         async def body() -> bytes:
             return b""
 
-        async def through() -> Authorization:
+        async def through() -> Verdict:
             self.caller = await self.identities.authenticate(
                 [header], method=method, path=TARGET + more, body=body
             )
@@ -148,7 +149,7 @@ def test_every_group_of_rights_is_needed() -> None:
     request = (f"Bearer {ANN}", "PUT", PE + "/export/{port}")
 
     assert Bench("create exports").refusal(*request).status == 403
-    assert Bench("create exports", "patch exports").admit(*request) == Authorization()
+    assert Bench("create exports", "patch exports").admit(*request) == Verdict(allowed=True)
 
 
 def test_nobody_takes_a_job_over_by_registering() -> None:
@@ -194,12 +195,12 @@ def test_a_path_that_nobody_has_thought_of_is_shut() -> None:
 def test_what_others_declare_is_taken_only_by_who_may_change_all_of_it(
     token: str, granted: tuple[str, ...]
 ) -> None:
-    bearer, usual = f"Bearer {token}", Authorization(is_own_job=token == POD)
+    bearer, usual = f"Bearer {token}", Verdict(allowed=True, is_own_job=token == POD)
     assert Bench(*granted).admit(bearer, "PUT", FILTER) == usual
     assert Bench(*granted).admit(bearer, "PUT", FILTER, more="&force=false") == usual
     refused = Bench(*granted).refusal(bearer, "PUT", FILTER, more="&force=true")
     assert (refused.status, refused.code) == (403, "NotYours")
     assert "`patch imports`" in str(refused)
-    assert (
-        Bench("patch imports").admit(bearer, "PUT", FILTER, more="&force=true") == Authorization()
+    assert Bench("patch imports").admit(bearer, "PUT", FILTER, more="&force=true") == Verdict(
+        allowed=True
     )

@@ -59,7 +59,8 @@ def compute_edit(current: Document, desired: Document, touched: Collection[Path]
         values={
             path: value
             for path, value in after.items()
-            if _is_within(path, touched) and not (path in before and _is_equal(before[path], value))
+            if _is_within(path, touched)
+            and not (path in before and canonical(before[path]) == canonical(value))
         },
         removed=tuple(path for path in before if path not in after and _is_within(path, touched)),
     )
@@ -217,10 +218,6 @@ def _leaves(spec: Document) -> dict[Path, Any]:
 
 def _is_within(path: Path, touched: Collection[Path] | None) -> bool:
     return touched is None or any(path[: len(prefix)] == prefix for prefix in touched)
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    return canonical(one) == canonical(other)
 
 
 def _copy(value: Any) -> Any:

@@ -7,26 +7,12 @@ reviewed callers keep their access. All others get 503.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
 from streambroker_core.model import PeKey
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.auth.rbac import Caller, judge
+from streambroker_operator.kubernetes.auth.rbac import Caller, Verdict, judge
 from streambroker_operator.kubernetes.auth.token_review import ReviewClient
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Authorization:
-    """Identity and permissions granted to a request.
-
-    Attributes:
-        is_own_job: the caller acts as the job itself; only then capabilities may be shown.
-        bound_account: service account that this registration binds the job to, or None.
-    """
-
-    is_own_job: bool = False
-    bound_account: str | None = None
 
 
 class Authorizer:
@@ -55,8 +41,8 @@ class Authorizer:
         pe: PeKey | None = None,
         name: str = "",
         reading: bool = False,
-    ) -> Authorization:
-        """Authorize a request; return what is granted.
+    ) -> Verdict:
+        """Authorize a request; return the verdict that allows it.
 
         `target` is the request target with its query, `path` the router's path with placeholders
         such as ``{job}``. `namespace` is ``*`` for all; `name` is empty for none or before
@@ -69,11 +55,11 @@ class Authorizer:
         force = is_forced(target)
         verdict = judge(caller, method=method, path=path, pe=pe, bound=bound, force=force)
         if verdict.allowed:
-            return Authorization(is_own_job=verdict.is_own_job, bound_account=verdict.bound_account)
+            return verdict
         if not verdict.requests:
             raise RequestError(403, "NotYours", verdict.reason)
         await self._reviews.check_access(caller, verdict.requests, namespace, name, reading=reading)
-        return Authorization()
+        return Verdict(allowed=True)
 
 
 def is_forced(target: str) -> bool:

@@ -9,8 +9,8 @@ from aiohttp import web
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import DEFAULT_NAMESPACE, RuleKey, name_of, rule_name_of
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.auth.authorize import Authorization, Authorizer, is_forced
-from streambroker_operator.kubernetes.auth.rbac import Caller
+from streambroker_operator.kubernetes.auth.authorize import Authorizer, is_forced
+from streambroker_operator.kubernetes.auth.rbac import Caller, Verdict
 from streambroker_operator.kubernetes.auth.token_review import Authenticator
 from streambroker_operator.rest.guard.authentication import RequestedNamespaces, is_reading
 from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS
@@ -81,9 +81,9 @@ class ClusterGuard:
         caller = request[_CALLER]
         granted: set[str] = set()
         for namespace in namespaces.all_of or (() if namespaces.any_of else (DEFAULT_NAMESPACE,)):
-            authorization = await self._authorise_one(request, caller, namespace)
-            if isinstance(authorization, Principal):
-                return authorization
+            verdict = await self._authorise_one(request, caller, namespace)
+            if isinstance(verdict, Principal):
+                return verdict
             granted.add(namespace)
         granted |= await self._authorise_any(request, caller, namespaces.any_of)
         return Principal(
@@ -114,12 +114,12 @@ class ClusterGuard:
 
     async def _authorise_one(
         self, request: web.Request, caller: Caller, namespace: str
-    ) -> Authorization | Principal:
+    ) -> Verdict | Principal:
         """Authorize a caller by RBAC, or as the job itself."""
         path = route_path(request)
         pe = parse_pe(request) if "job" in request.match_info else None
         try:
-            authorization = await self._authorizer.authorise(
+            verdict = await self._authorizer.authorise(
                 caller,
                 method=request.method,
                 target=request.raw_path,
@@ -140,12 +140,12 @@ class ClusterGuard:
             if error.status == 403 and own_jobs and is_set:
                 return Principal(name=caller.user, role="job", jobs=own_jobs)
             raise
-        if authorization.bound_account is not None:
-            request[_BOUND_ACCOUNT] = authorization.bound_account
-        if authorization.is_own_job and pe is not None:
+        if verdict.bound_account is not None:
+            request[_BOUND_ACCOUNT] = verdict.bound_account
+        if verdict.is_own_job and pe is not None:
             jobs = frozenset({(pe.namespace, pe.job)})
             return Principal(name=caller.user, role="job", jobs=jobs)
-        return authorization
+        return verdict
 
     def _own_jobs(self, caller: Caller, namespace: str) -> frozenset[Job]:
         if caller.agent is not None:

@@ -217,8 +217,9 @@ class Verdict:
     """Result of a policy.
 
     Attributes:
-        allowed: allowed without a review.
-        is_own_job: allowed because the caller is the job itself.
+        allowed: allowed, without a review as far as `judge` decides.
+        is_own_job: allowed because the caller is the job itself; only then capabilities may be
+            shown.
         requests: otherwise the required permissions; empty if denied.
         bound_account: account to which the job is bound from now on, or None.
         reason: sentence, if denied.

@@ -52,11 +52,6 @@ class FieldManager:
     fields: Fields
 
 
-def field_managers(document: Document) -> list[FieldManager]:
-    """Return the managers of an object's fields outside of its status."""
-    return [_parse_manager(entry) for entry in _entries(document) if not entry.get("subresource")]
-
-
 def own_fields(document: Document, manager: str, *, subresource: str = "") -> Fields:
     """Return the fields that a manager owns by server-side apply; empty if none."""
     entry = _entry(document, manager, subresource)
@@ -70,11 +65,17 @@ def written_at(document: Document, manager: str, *, subresource: str = "") -> da
 
 
 def other_managers(document: Document, manager: str = API) -> list[FieldManager]:
-    """Return all managers except the server-side apply of `manager`."""
+    """Return the managers of fields outside the status, except the apply of `manager`."""
     return [
-        other
-        for other in field_managers(document)
-        if (other.name, other.operation) != (manager, "Apply")
+        FieldManager(
+            name=entry.get("manager", ""),
+            operation=entry.get("operation", ""),
+            at=_parse_time(entry.get("time")),
+            fields=_fields(entry),
+        )
+        for entry in _entries(document)
+        if not entry.get("subresource")
+        and (entry.get("manager"), entry.get("operation")) != (manager, "Apply")
     ]
 
 
@@ -88,15 +89,6 @@ def _entry(document: Document, manager: str, subresource: str) -> Document | Non
         if matches and entry.get("subresource", "") == subresource:
             return entry
     return None
-
-
-def _parse_manager(entry: Document) -> FieldManager:
-    return FieldManager(
-        name=entry.get("manager", ""),
-        operation=entry.get("operation", ""),
-        at=_parse_time(entry.get("time")),
-        fields=_fields(entry),
-    )
 
 
 def _fields(entry: Document) -> Fields:

@@ -213,14 +213,11 @@ class Endpoints:
         The job stays bound to its service account while any of its PEs is known.
         """
         latest = self._latest.pop(pe, None)
-        if not any(_job(other) == _job(pe) for other in self._remaining_pes()):
+        if not any(_job(other) == _job(pe) for other in (*self._latest, *self._uids_by_pe)):
             self._reported_accounts.pop(_job(pe), None)
             self._update_account(_job(pe))
         self._floor = max(self._floor, 0 if latest is None else latest.version)
         return self._floor
-
-    def _remaining_pes(self) -> set[PeKey]:
-        return {*self._latest, *self._uids_by_pe}
 
     def pes(self) -> list[PeKey]:
         """Return the PEs with known agents, sorted."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -38,6 +38,7 @@ _TYPES = (
     "Damaged",
 )
 _CONDITION_STATUSES: Mapping[str, ConditionStatus] = {"True": "True", "False": "False"}
+_CONDITION_FIELDS = ("type", "status", "reason", "message")
 _VALID_REASONS = ("PortTaken", "StreamIdTaken")
 """Reasons why a resource with a valid spec is not accepted."""
 _UNQUOTED = re.compile(r"[^\s\"'\[\]=]+")
@@ -139,7 +140,8 @@ def desired_status(
     if nearest is None:
         nearest = published.nearest[1] if published.nearest[0] == resource.generation else ""
     matched = _matched_condition(resource, status, nearest)
-    routes = _routes_digest(resource.generation, status.matches, _peer_names(status))
+    peers = tuple(str(peer) for peer in status.peers)
+    routes = _routes_digest(resource.generation, status.matches, peers)
     runs = status.accepted or status.running_generation is not None
     if not runs or matched.status != "True":
         programmed = false_condition("Programmed", "NoMatch" if runs else "NotAccepted")
@@ -165,7 +167,7 @@ def desired_status(
         generation=resource.generation if rejected is None else rejected.generation,
         conditions=tuple(conditions),
         matches=status.matches,
-        top_matches=_peer_names(status),
+        top_matches=peers,
         summary=summarise(resource),
         accepted=resource if runs or valid else None,
     )
@@ -245,7 +247,10 @@ def read_conditions(
         if isinstance(item, Mapping)
     }
     ordered = [own[name] for name in types if name in own]
-    conditions = tuple(_read_condition(item) for item in ordered)
+    conditions = tuple(
+        _read_condition(*(str(item.get(field, "")) for field in _CONDITION_FIELDS))
+        for item in ordered
+    )
     times = [sys.intern(str(item.get("lastTransitionTime", ""))) for item in ordered]
     since = ((c.type, c.status, time) for c, time in zip(conditions, times, strict=True))
     return conditions, tuple(since)
@@ -276,14 +281,14 @@ def read_published(status: object) -> PublishedStatus:
         programmed=next((c for c in conditions if c.type == "Programmed"), None),
         damaged=next((c.message for c in conditions if c.type == "Damaged"), ""),
         nearest=next(
-            ((facts.generation, c.message) for c in conditions if is_unmatched(c)), (0, "")
+            (
+                (facts.generation, c.message)
+                for c in conditions
+                if (c.type, c.reason) == ("Matched", "NoMatch")
+            ),
+            (0, ""),
         ),
     )
-
-
-def is_unmatched(condition: Condition) -> bool:
-    """Return whether a condition is the `Matched` condition of a resource without matches."""
-    return condition.type == "Matched" and condition.reason == "NoMatch"
 
 
 def summarise(resource: Resource) -> str:
@@ -370,17 +375,13 @@ def truncate(message: str) -> str:
 # ---- comparison ----------------------------------------------------------
 
 
-def _peer_names(status: Status) -> tuple[str, ...]:
-    return tuple(str(peer) for peer in status.peers)
-
-
 def _digest(desired: DesiredStatus, accepted: int) -> str:
     """Return the digest of a status; the accepted spec is represented by its generation."""
     return digest(
         [
             accepted,
             desired.generation,
-            [[c.type, c.status, c.reason, c.message] for c in desired.conditions],
+            condition_values(desired.conditions),
             desired.matches,
             desired.top_matches,
             desired.summary,
@@ -388,23 +389,20 @@ def _digest(desired: DesiredStatus, accepted: int) -> str:
     )
 
 
+def condition_values(conditions: Iterable[Condition]) -> list[list[str]]:
+    """Return conditions as lists, for a digest."""
+    return [[getattr(condition, field) for field in _CONDITION_FIELDS] for condition in conditions]
+
+
 def _routes_digest(generation: int, matches: int, names: Sequence[str]) -> str:
     return digest([generation, matches, names])
 
 
-def _read_condition(item: Mapping[str, Any]) -> Condition:
-    return _condition(
-        str(item["type"]),
-        _CONDITION_STATUSES.get(str(item.get("status")), "Unknown"),
-        str(item.get("reason", "")),
-        str(item.get("message", "")),
-    )
-
-
 @lru_cache(maxsize=256)
-def _condition(name: str, status: ConditionStatus, reason: str, message: str) -> Condition:
+def _read_condition(type_: str, status: str, reason: str, message: str) -> Condition:
     """Return a cached condition: thousands of resources share a few."""
-    return Condition(type=sys.intern(name), status=status, reason=reason, message=message)
+    known = _CONDITION_STATUSES.get(status, "Unknown")
+    return Condition(type=sys.intern(type_), status=known, reason=reason, message=message)
 
 
 def _to_int(value: object) -> int:

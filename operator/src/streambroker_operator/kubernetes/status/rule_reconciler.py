@@ -30,6 +30,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import RulesReport
 from streambroker_operator.kubernetes.status.conditions import (
     Condition,
     accepted_condition,
+    condition_values,
     false_condition,
     read_conditions,
     ready_condition,
@@ -292,8 +293,8 @@ def _digests(
         {} if reported is None else {name: getattr(reported, name) for name in _REPORTED_FIELDS}
     )
     counts = [fields.pop(name, 0) for name in _COUNT_FIELDS]
-    condition_values = [[c.type, c.status, c.reason, c.message] for c in conditions]
-    return digest([generation, condition_values, fields, accepted]), digest(counts)
+    content = [generation, condition_values(conditions), fields, accepted]
+    return digest(content), digest(counts)
 
 
 def read_published(status: object, now: float) -> _PublishedRuleStatus:

@@ -77,7 +77,6 @@ class FeedHealth:
         refused: watched namespaces that are not followed, by kind and namespace.
     """
 
-    kind: FeederName
     synced: bool
     stale_for_s: float
     relists: int
@@ -369,7 +368,7 @@ class KindFeed:
         return not self.cache.stale_refs(refs)
 
 
-async def run_until_first_ends(*parts: Awaitable[None]) -> None:
+async def run_until_first_ends(*parts: Awaitable[object]) -> None:
     """Wait until the first awaitable ends or fails, then cancel the others."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
@@ -440,7 +439,6 @@ class ApiFeeder(ABC):
         """Return the current health of the Export and Import feeds."""
         feeds = [feed for kind, feed in self.feeds.items() if kind in PORTS]
         return FeedHealth(
-            kind=self.name,
             synced=bool(feeds) and all(feed.cache.synced for feed in feeds),
             stale_for_s=max((feed.stale_for_s() for feed in feeds), default=0.0),
             relists=sum(feed.relists for feed in feeds),

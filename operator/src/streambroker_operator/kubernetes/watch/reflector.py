@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from contextlib import aclosing
 
@@ -38,11 +37,7 @@ class ReflectorFeeder(ApiFeeder):
             namespace for namespace in feed.lister.paths if namespace not in feed.lister.refused
         ]
         watches = [_watch(feed, namespace, version, session) for namespace in followed]
-        await run_until_first_ends(_wait_for(feed.relist_needed), *watches)
-
-
-async def _wait_for(event: asyncio.Event) -> None:
-    await event.wait()
+        await run_until_first_ends(feed.relist_needed.wait(), *watches)
 
 
 async def _watch(feed: KindFeed, namespace: str, version: int, session: int) -> None:
