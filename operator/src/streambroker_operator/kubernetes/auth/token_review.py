@@ -29,7 +29,12 @@ from streambroker_operator.kubernetes.auth.rbac import (
     Caller,
     describe_requests,
 )
-from streambroker_operator.kubernetes.client.http_api import Answer, Api, ApiUnreachableError
+from streambroker_operator.kubernetes.client.http_api import (
+    Answer,
+    Api,
+    ApiUnreachableError,
+    object_at,
+)
 
 AUDIENCE = "streambroker"
 REVIEW_TTL_S = 10.0
@@ -264,7 +269,7 @@ class ReviewClient:
                 "resourceAttributes": {k: v for k, v in attributes.items() if v},
             },
         )
-        status = _to_mapping(body.get("status"))
+        status = object_at(body, "status")
         allowed = status.get("allowed") is True and status.get("denied") is not True
         self.counts["access", "allowed" if allowed else "denied"] += 1
         return REVIEW_TTL_S, allowed
@@ -309,19 +314,19 @@ class ReviewClient:
 
 def read_review(body: Mapping[str, Any], audience: str) -> Caller | None:
     """Return the authenticated caller; None if the review rejects the token or the audience."""
-    status = _to_mapping(body.get("status"))
+    status = object_at(body, "status")
     audiences = status.get("audiences")
     if status.get("authenticated") is not True or status.get("error"):
         return None
     if not isinstance(audiences, list) or audience not in audiences:
         return None
-    user = _to_mapping(status.get("user"))
+    user = object_at(status, "user")
     name = user.get("username")
     if not isinstance(name, str) or not name:
         return None
     extra = {
         str(key): tuple(str(value) for value in values)
-        for key, values in _to_mapping(user.get("extra")).items()
+        for key, values in object_at(user, "extra").items()
         if isinstance(values, list)
     }
     namespace, _, account = (
@@ -480,7 +485,3 @@ class Authenticator:
 def _single_value(extra: Mapping[str, tuple[str, ...]], key: str) -> str:
     values = extra.get(key, ())
     return values[0] if len(values) == 1 else ""
-
-
-def _to_mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -44,6 +44,13 @@ def micro_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+def object_at(value: object, *path: str) -> Mapping[str, Any]:
+    """Return the object at a path of a document; empty if there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
 class Api(Protocol):
     """Makes one call without retries."""
 

@@ -16,7 +16,12 @@ from weakref import WeakValueDictionary
 from streambroker_core.model import AnyKind
 from streambroker_core.wire.manifests.ports import API_VERSION, OBJECTS
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.client.http_api import Answer, Api, ApiUnreachableError
+from streambroker_operator.kubernetes.client.http_api import (
+    Answer,
+    Api,
+    ApiUnreachableError,
+    object_at,
+)
 from streambroker_operator.kubernetes.client.managed_fields import Document
 
 APPLY = "application/apply-patch+yaml"
@@ -346,17 +351,13 @@ def _error_text(answer: Answer) -> str:
 
 def _conflict_causes(answer: Answer) -> list[Document]:
     """Return the field conflicts of a rejected apply; empty if it failed for another reason."""
-    details = answer.body.get("details")
-    causes = details.get("causes") if isinstance(details, Mapping) else None
-    return [cause for cause in causes or () if cause.get("reason") == "FieldManagerConflict"]
+    causes = object_at(answer.body, "details").get("causes") or ()
+    return [cause for cause in causes if cause.get("reason") == "FieldManagerConflict"]
 
 
 def _is_kind_missing(answer: Answer) -> bool:
     """Return whether a 404 means that the API server does not know the kind at the moment."""
-    if answer.status != 404:
-        return False
-    details = answer.body.get("details")
-    return not (isinstance(details, Mapping) and details.get("name"))
+    return answer.status == 404 and not object_at(answer.body, "details").get("name")
 
 
 def _parse_document(answer: Answer) -> Document:

@@ -17,6 +17,7 @@ from streambroker_operator.kubernetes.client.http_api import (
     Api,
     ApiUnreachableError,
     micro_time,
+    object_at,
 )
 from streambroker_operator.kubernetes.replicas.election import (
     Election,
@@ -172,7 +173,8 @@ class Lease:
             self._election.on_read(None, None, _now())
         elif response.status == 200 and (version := _version(response.body)):
             self._election.on_read(_parse_record(response.body), version, _now())
-            self._leader_address = _address(response.body)
+            annotations = object_at(response.body, "metadata", "annotations")
+            self._leader_address = str(annotations.get(ADDRESS_ANNOTATION, ""))
         else:
             return _refusal(response)
         return ""
@@ -231,25 +233,16 @@ def _refusal(answer: Answer) -> str:
     return f"the API server answers {answer.status}: {answer.body.get('message', '')}"
 
 
-def _address(body: Mapping[str, Any]) -> str:
-    """Return the holder's address; empty if the Lease has none."""
-    annotations = body["metadata"].get("annotations")
-    address = annotations.get(ADDRESS_ANNOTATION) if isinstance(annotations, Mapping) else None
-    return address if isinstance(address, str) else ""
-
-
 def _version(body: Mapping[str, Any]) -> str:
     """Return the version of a Lease; empty if the body has none.
 
     A write must not use an empty version: the API server treats it as any version.
     """
-    metadata = body.get("metadata")
-    return str(metadata.get("resourceVersion", "")) if isinstance(metadata, Mapping) else ""
+    return str(object_at(body, "metadata").get("resourceVersion", ""))
 
 
 def _parse_record(body: Mapping[str, Any]) -> LeaseRecord:
-    spec = body.get("spec")
-    spec = spec if isinstance(spec, Mapping) else {}
+    spec = object_at(body, "spec")
     return LeaseRecord(
         holder=str(spec.get("holderIdentity") or ""),
         duration_s=int(spec.get("leaseDurationSeconds") or 1),

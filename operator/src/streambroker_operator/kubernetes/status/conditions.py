@@ -21,6 +21,7 @@ from streambroker_core.model import Export, Import, Resource
 from streambroker_core.model.properties import Value
 from streambroker_core.wire.encoding.canonical import digest
 from streambroker_core.wire.manifests.ports import write_spec
+from streambroker_operator.kubernetes.client.http_api import object_at
 from streambroker_operator.kubernetes.client.objects import MAX_MESSAGE
 
 MANAGER = "streambroker-status"
@@ -263,16 +264,14 @@ def read_published(status: object) -> PublishedStatus:
     conditions, since = read_conditions(status, _TYPES)
     if not conditions:
         return NOTHING_PUBLISHED
-    accepted = status.get("accepted")
-    accepted = accepted if isinstance(accepted, Mapping) else {}
     facts = DesiredStatus(
-        generation=_to_int(status.get("observedGeneration")),
+        generation=to_int(status.get("observedGeneration")),
         conditions=conditions,
-        matches=_to_int(status.get("matches")),
+        matches=to_int(status.get("matches")),
         top_matches=tuple(str(name) for name in status.get("topMatches") or ()),
         summary=str(status.get("summary") or ""),
     )
-    accepted_generation = _to_int(accepted.get("generation"))
+    accepted_generation = to_int(object_at(status, "accepted").get("generation"))
     return PublishedStatus(
         accepted=accepted_generation,
         content=_digest(facts, accepted_generation),
@@ -405,7 +404,8 @@ def _read_condition(type_: str, status: str, reason: str, message: str) -> Condi
     return Condition(type=sys.intern(type_), status=known, reason=reason, message=message)
 
 
-def _to_int(value: object) -> int:
+def to_int(value: object) -> int:
+    """Return a whole number; 0 for any other value."""
     return value if isinstance(value, int) else 0
 
 

@@ -33,7 +33,7 @@ from streambroker_operator.kubernetes.status.conditions import (
     status_to_write,
     unreadable_status,
 )
-from streambroker_operator.kubernetes.status.ended import LastReports
+from streambroker_operator.kubernetes.status.last_reports import LastReports
 from streambroker_operator.kubernetes.status.programmed import AgentState, ProgrammedTracker
 from streambroker_operator.kubernetes.status.published import (
     PublishedStatuses,

@@ -16,6 +16,7 @@ from streambroker_core.board import (
     Unreadable,
 )
 from streambroker_core.model import RULE
+from streambroker_operator.kubernetes.client.http_api import object_at
 from streambroker_operator.kubernetes.status.writer import Name
 
 
@@ -72,8 +73,8 @@ class PublishedStatuses(Generic[P]):
 
     def on_written(self, name: Name, answer: Mapping[str, Any]) -> bool:
         """Record the object that the API server returned; return False if it is another one."""
-        metadata = answer.get("metadata")
-        if not isinstance(metadata, Mapping) or metadata.get("uid") != name[1]:
+        metadata = object_at(answer, "metadata")
+        if metadata.get("uid") != name[1]:
             return False
         self._written_versions[name] = int(metadata["resourceVersion"])
         self._set(name, self._read(answer.get("status"), None))

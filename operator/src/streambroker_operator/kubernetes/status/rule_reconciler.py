@@ -26,6 +26,7 @@ from streambroker_core.wire.encoding.canonical import digest
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.manifests.rules import write_rule_spec
 from streambroker_core.wire.reports.rule_status import RuleStatus, read_statuses
+from streambroker_operator.kubernetes.client.http_api import object_at
 from streambroker_operator.kubernetes.replicas.agent_reports import RulesReport
 from streambroker_operator.kubernetes.status.conditions import (
     Condition,
@@ -34,6 +35,7 @@ from streambroker_operator.kubernetes.status.conditions import (
     false_condition,
     read_conditions,
     ready_condition,
+    to_int,
     true_condition,
     write_conditions,
 )
@@ -305,14 +307,9 @@ def read_published(status: object, now: float) -> _PublishedRuleStatus:
     if not conditions:
         return _NOTHING_PUBLISHED
     reported = _read_reported(status, {c.type: c for c in conditions})
-    generation, accepted = status.get("observedGeneration"), status.get("accepted")
-    accepted_generation = accepted.get("generation") if isinstance(accepted, Mapping) else 0
-    content, counts = _digests(
-        generation if isinstance(generation, int) else 0,
-        tuple(conditions),
-        reported,
-        accepted_generation if isinstance(accepted_generation, int) else 0,
-    )
+    generation = to_int(status.get("observedGeneration"))
+    accepted_generation = to_int(object_at(status, "accepted").get("generation"))
+    content, counts = _digests(generation, conditions, reported, accepted_generation)
     return _PublishedRuleStatus(
         content=content, counts=counts, since=since, reported=reported, at=now
     )

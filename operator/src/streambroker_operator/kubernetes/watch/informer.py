@@ -13,7 +13,7 @@ import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from streambroker_core.board import BoardEvent, Synced
@@ -381,6 +381,7 @@ async def run_until_first_ends(*parts: Awaitable[object]) -> None:
         task.result()
 
 
+@dataclass(eq=False)
 class ApiFeeder(ABC):
     """Base of the feeders: lists, follows and resyncs every kind until cancelled.
 
@@ -388,21 +389,12 @@ class ApiFeeder(ABC):
         namespaces: namespaces to watch; empty for all.
     """
 
-    name: FeederName
-
-    def __init__(
-        self,
-        client: ApiClient,
-        namespaces: Sequence[str] = (),
-        observe: ObserveObject = lambda *_: None,
-        newest: Newest = lambda _: 0,
-    ) -> None:
-        self.client = client
-        self.observe = observe
-        self.newest = newest
-        self.namespaces = tuple(namespaces)
-        self.feeds: dict[AnyKind, KindFeed] = {}
-        self._rules_tried = asyncio.Event()
+    client: ApiClient
+    namespaces: Sequence[str] = ()
+    observe: ObserveObject = lambda *_: None
+    newest: Newest = lambda _: 0
+    feeds: dict[AnyKind, KindFeed] = field(init=False, default_factory=dict)
+    _rules_tried: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     async def run(self, deliver: Deliver, load: Load | None = None) -> None:
         """Follow until cancelled; events are delivered in the thread of the event loop."""

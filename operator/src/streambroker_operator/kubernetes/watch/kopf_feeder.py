@@ -13,14 +13,13 @@ import json
 import logging
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Awaitable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from streambroker_core.model import RULE, AnyKind
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.client.watch_client import (
-    ApiClient,
     ApiError,
     LineBuffer,
     with_timeout,
@@ -32,8 +31,6 @@ from streambroker_operator.kubernetes.watch.informer import (
     Backoff,
     FeedChange,
     KindFeed,
-    Newest,
-    ObserveObject,
 )
 from streambroker_operator.kubernetes.watch.lister import CrdMissingError
 from streambroker_operator.kubernetes.watch.resync import run_resync
@@ -73,24 +70,15 @@ class ChildConfig:
         return cls(**{**fields, **{name: tuple(fields[name]) for name in ("namespaces", "kinds")}})
 
 
+@dataclass(eq=False)
 class KopfFeeder(ApiFeeder):
     """Lists by itself, then follows with kopf in a child process."""
 
-    name = "kopf"
-
-    def __init__(
-        self,
-        client: ApiClient,
-        namespaces: Sequence[str] = (),
-        observe: ObserveObject = lambda *_: None,
-        newest: Newest = lambda _: 0,
-    ) -> None:
-        super().__init__(client, namespaces, observe, newest)
-        self.starts = 0
-        self.process: Process | None = None
-        # Set when kopf no longer follows what it should.
-        self._restart_needed = asyncio.Event()
-        self._sessions: dict[AnyKind, int] = {}
+    starts: int = field(init=False, default=0)
+    process: Process | None = field(init=False, default=None)
+    # Set when kopf no longer follows what it should.
+    _restart_needed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _sessions: dict[AnyKind, int] = field(init=False, default_factory=dict)
 
     @property
     def restarts(self) -> int:

@@ -41,6 +41,7 @@ from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.model import RULE, AnyKind, Export, Import, PortKey, Resource, Rule
 from streambroker_core.wire.manifests.ports import API_VERSION, read_manifest, size_problem
 from streambroker_core.wire.manifests.rules import read_rule_manifest
+from streambroker_operator.kubernetes.client.http_api import object_at
 from streambroker_operator.kubernetes.status.conditions import read_conditions
 
 Entry: TypeAlias = "Export | Import | Rule | Unreadable"
@@ -154,9 +155,8 @@ def parse_object(body: Mapping[str, Any]) -> ObservedObject:
 
 def earlier_generation(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the accepted generation and its spec from the status; None unless it is earlier."""
-    status = body.get("status")
-    accepted = status.get("accepted") if isinstance(status, Mapping) else None
-    if not isinstance(accepted, Mapping) or not isinstance(accepted.get("spec"), Mapping):
+    accepted = object_at(body, "status", "accepted")
+    if not isinstance(accepted.get("spec"), Mapping):
         return None
     accepted_generation, current = accepted.get("generation"), body["metadata"].get("generation")
     older = (
@@ -172,11 +172,9 @@ def has_unrecorded_generation(body: Mapping[str, Any]) -> bool:
 
     A status that reports Accepted=False and not Held=True is trusted: there is none.
     """
-    status, generation = body.get("status"), body["metadata"].get("generation")
+    status, generation = object_at(body, "status"), body["metadata"].get("generation")
     if not isinstance(generation, int) or generation < 2:
         return False
-    if not isinstance(status, Mapping):
-        return True
     conditions, _ = read_conditions(status, ("Accepted", "Held"))
     states = {condition.type: condition.status for condition in conditions}
     trusted = states.get("Accepted") == "False" and states.get("Held") != "True"
@@ -188,11 +186,9 @@ def has_accepted_filter(body: Mapping[str, Any]) -> bool:
 
     The existing Exports decide whether such a filter is valid.
     """
-    spec, status = body.get("spec"), body.get("status")
-    if not isinstance(spec, Mapping) or not spec.get("filter") or not isinstance(status, Mapping):
-        return False
-    accepted, generation = status.get("accepted"), body["metadata"].get("generation")
-    return isinstance(accepted, Mapping) and accepted.get("generation") == generation
+    accepted = object_at(body, "status", "accepted")
+    is_current = bool(accepted) and accepted.get("generation") == body["metadata"].get("generation")
+    return is_current and bool(object_at(body, "spec").get("filter"))
 
 
 def read_entry(kind: AnyKind, observed: ObservedObject) -> Entry:
@@ -269,16 +265,14 @@ def _to_unreadable(kind: AnyKind, observed: ObservedObject, error: StreambrokerE
         namespace=ref.namespace,
         name=ref.name,
         generation=generation if isinstance(generation, int) else 1,
-        key=_parse_key(ref.namespace, observed.body.get("spec")),
+        key=_parse_key(ref.namespace, object_at(observed.body, "spec")),
         code=error.code,
         problem=str(error),
         path=error.path if isinstance(error, ManifestError) else "",
     )
 
 
-def _parse_key(namespace: str, spec: object) -> PortKey | None:
-    if not isinstance(spec, Mapping):
-        return None
+def _parse_key(namespace: str, spec: Mapping[str, Any]) -> PortKey | None:
     try:
         return PortKey.parse(f"{namespace}/{spec.get('job')}/{spec.get('pe', 0)}/{spec['port']}")
     except (KeyError, ManifestError):

@@ -23,8 +23,6 @@ class ReflectorFeeder(ApiFeeder):
     missed.
     """
 
-    name = "reflector"
-
     def parts(self) -> list[Awaitable[None]]:
         """Return the coroutines to run concurrently."""
         feeds = self.feeds.values()
