@@ -34,7 +34,7 @@ from streambroker_core.side import SideComplete, SideVersion
 from streambroker_core.side.definition import SideJoin
 from streambroker_core.side.errors import SideRowError
 from streambroker_core.side.join.enrich import enriched_schema
-from streambroker_core.side.join.joiner import Result
+from streambroker_core.side.join.function_calls import Result
 from streambroker_core.side.windows import SECOND
 from support.sides.cases import (
     BUCKET,

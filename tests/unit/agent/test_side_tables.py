@@ -39,8 +39,8 @@ from streambroker_core.control.tuples import Delivery
 from streambroker_core.side import SideInput
 from streambroker_core.side.errors import SideDefinitionError, SideError
 from streambroker_core.side.join.static_table import build_content, sort_by_key
-from streambroker_core.side.state.input_state import Content
 from streambroker_core.side.state.pages import PagedMap
+from streambroker_core.side.state.stores import Content
 from support.processes.waiting import until
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])

@@ -15,7 +15,8 @@ from streambroker_core.side.control_messages import SideComplete, SideVersion
 from streambroker_core.side.definition import MAIN, SideJoin
 from streambroker_core.side.describe import describe_stall, explain
 from streambroker_core.side.errors import SideError, SideTooLargeError
-from streambroker_core.side.join.joiner import Function, Joiner, waive
+from streambroker_core.side.join.function_calls import Function
+from streambroker_core.side.join.joiner import Joiner, waive
 from streambroker_core.side.state.event_queue import EventQueue, RowsDue, TimeAdvanced
 from streambroker_core.side.state.input_state import SideState, TableReader
 from streambroker_core.side.state.layout import SEQ, TIME, WAIVED, StateLayout, build_layout

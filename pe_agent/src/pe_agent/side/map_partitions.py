@@ -16,9 +16,9 @@ from pe_agent.spark.worker import freeze_modules
 from streambroker_core.side import Views
 from streambroker_core.side.definition import SideInput, SideJoin
 from streambroker_core.side.errors import SideVersionError
-from streambroker_core.side.join.joiner import Function
+from streambroker_core.side.join.function_calls import Function
 from streambroker_core.side.join.stateless import build_views, join_rows
-from streambroker_core.side.state.input_state import Content
+from streambroker_core.side.state.stores import Content
 from streambroker_core.wire.reports.side_status import SideStatus
 
 _REPORTED: dict[tuple[str, str], MicroBatch] = {}

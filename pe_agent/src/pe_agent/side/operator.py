@@ -14,7 +14,7 @@ from streambroker_core.control.tuples import ControlTuple, SideTick
 from streambroker_core.side import SideOperator, SideRefresh
 from streambroker_core.side.definition import MAIN
 from streambroker_core.side.describe import summarize_stall
-from streambroker_core.side.join.joiner import Function
+from streambroker_core.side.join.function_calls import Function
 from streambroker_core.side.state.layout import StateLayout
 from streambroker_core.side.state.waiting_rows import GROUP, Stall
 from streambroker_core.wire.reports.side_status import (

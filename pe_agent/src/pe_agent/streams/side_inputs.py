@@ -36,7 +36,7 @@ from streambroker_core.side.definition import MAIN
 from streambroker_core.side.describe import explain
 from streambroker_core.side.errors import SideDefinitionError
 from streambroker_core.side.join.enrich import enriched_schema
-from streambroker_core.side.join.joiner import Function
+from streambroker_core.side.join.function_calls import Function
 from streambroker_core.side.operator import ERROR_SCHEMA, ERRORS, LATE, OUT
 from streambroker_core.side.state.layout import build_layout
 from streambroker_core.side.validate import needs_state

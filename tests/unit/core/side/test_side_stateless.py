@@ -16,8 +16,8 @@ from streambroker_core.side.describe import explain
 from streambroker_core.side.errors import SideDefinitionError, SideError
 from streambroker_core.side.join.stateless import build_views, join_rows
 from streambroker_core.side.join.static_table import build_content
-from streambroker_core.side.state.input_state import Content
 from streambroker_core.side.state.layout import build_layout
+from streambroker_core.side.state.stores import Content
 from support.sides.cases import Sink, batch_of
 
 TRADES = pa.schema([("id", pa.string()), ("k", pa.string()), ("at", pa.timestamp("us", "UTC"))])

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from streambroker_core.side.definition import SideJoin
 from streambroker_core.side.join.enrich import add_columns
-from streambroker_core.side.join.joiner import Function, iter_batches
+from streambroker_core.side.join.function_calls import Function, call_function
 from streambroker_core.side.join.views import Views, make_view
-from streambroker_core.side.state.input_state import Content
+from streambroker_core.side.state.stores import Content
 
 
 def build_views(join: SideJoin, versions: Mapping[str, tuple[str, Content]]) -> Views:
@@ -39,8 +39,4 @@ def join_rows(
     """
     for enrich in join.enrich:
         batch = add_columns(enrich, join.input(enrich.input), batch, views).batch
-    if not batch.num_rows:
-        return
-    for rows in iter_batches(batch if function is None else function(batch, views)):
-        if rows.num_rows:
-            yield rows
+    yield from call_function(function, batch, views)

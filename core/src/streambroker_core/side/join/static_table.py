@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from streambroker_core.side.definition import SideInput
 from streambroker_core.side.errors import SideError, SideTooLargeError, SideVersionError
 from streambroker_core.side.keys import make_keys
-from streambroker_core.side.state.input_state import Content
 from streambroker_core.side.state.pages import PagedMap
 from streambroker_core.side.state.read_rows import read_rows, reject_rows, select_columns
 from streambroker_core.side.state.row_log import RowLog
 from streambroker_core.side.state.sorted_runs import run_from_rows, run_of_lists
+from streambroker_core.side.state.stores import Content
 
 MAX_VERSIONS = 3
 _REMEDY = "use fewer columns or rows: Arrow has no larger ones"

@@ -17,6 +17,7 @@ from streambroker_core.side.state.pages import PagedMap
 from streambroker_core.side.state.read_rows import RejectedRows, read_rows, reject_rows
 from streambroker_core.side.state.row_log import RowLog
 from streambroker_core.side.state.sorted_runs import SortedRun, flatten, run_from_rows, run_of_lists
+from streambroker_core.side.state.stores import Content, SideStores
 from streambroker_core.side.windows import (
     GLOBAL_START,
     assign_windows,
@@ -25,7 +26,6 @@ from streambroker_core.side.windows import (
     last_instant,
 )
 
-Content: TypeAlias = "PagedMap | RowLog"
 TableReader: TypeAlias = "Callable[[SideInput, str], Content]"
 """Returns a version of a static table."""
 
@@ -65,11 +65,12 @@ class SideState:
     ) -> None:
         """Restore the state; ``dumped`` is what :meth:`dump` returned."""
         side = self.side = layout.join.inputs[number]
-        self._number, self._blobs, self._tables = number, blobs, tables
+        self._tables = tables
         self._by_time, self._lateness = layout.is_by_time, layout.lateness
-        self._key_type, self._value_type = layout.key_types[number], layout.value_types[number]
         self._latest = not side.many and (side.updating == "latest" or self._by_time)
         dumped = dumped or {}
+        sizes = dumped.get("sizes", {})
+        self._stores = SideStores(layout, number, blobs, sizes, latest=self._latest)
         self.version: str | None = dumped.get("version")
         self.version_since: int | None = dumped.get("since")
         self.tally = Tally(*dumped.get("tally", ()))
@@ -77,8 +78,6 @@ class SideState:
         self._all_complete = bool(dumped.get("all"))
         self._arrived = set(dumped.get("arrived", ()))
         self._complete = set(dumped.get("complete", ()))
-        self._stores: dict[str, Content] = {}
-        self._sizes: dict[str, list[int]] = dumped.get("sizes", {})
         self._windows: set[int] = set(dumped.get("windows", ()))
         self._staged: set[int] = set(dumped.get("staged", ()))
 
@@ -86,11 +85,9 @@ class SideState:
 
     def content(self, start: int) -> Content:
         """Return the content of a window, which may be empty."""
-        if self.side.static:
-            if self.version is None or self._tables is None:
-                return self._store(start)
+        if self.side.static and self.version is not None and self._tables is not None:
             return self._tables(self.side, self.version)
-        return self._store(start)
+        return self._stores.visible(start)
 
     def is_ready(self, start: int, passed: int | None) -> bool:
         """Return whether a window is ready for rows of all keys."""
@@ -154,19 +151,19 @@ class SideState:
         self._arrived.add(start)
         if self.side.readiness == "complete" and not self._has_passed(start, passed, 0):
             self._staged.add(start)
-            self._stage(start).add(*rows.columns)
+            self._stores.stage(start).add(*rows.columns)
             return False
         self._apply(start, rows)
         return True
 
     def check_size(self) -> None:
         """Raise SideTooLargeError if there are too many values or bytes."""
-        names = self._store_names()
-        size = sum(self._size(name) for name in names)
+        names, stores = self._store_names(), self._stores
+        size = sum(map(stores.size, names))
         if size > self.side.max_bytes:
             raise self._too_large("bytes of its values in one bucket", size, self.side.max_bytes)
-        if sum(self._count(name, at_most=True) for name in names) > self.side.max_entries:
-            entries = sum(map(self._count, names))
+        if sum(stores.count(name, at_most=True) for name in names) > self.side.max_entries:
+            entries = sum(map(stores.count, names))
             if entries > self.side.max_entries:
                 raise self._too_large("values in one bucket", entries, self.side.max_entries)
 
@@ -199,7 +196,7 @@ class SideState:
             )
         if whole:
             for window in [*self._windows] if start is None else [start]:
-                self._store(window).clear()
+                self._stores.visible(window).clear()
         if start is None:
             self._all_complete = True
         else:
@@ -215,8 +212,8 @@ class SideState:
         if start not in self._staged:
             return
         self._staged.discard(start)
-        rows = SortedRun(*self._stage(start).pop_all())
-        store = self._store(start)
+        rows = SortedRun(*self._stores.stage(start).pop_all())
+        store = self._stores.visible(start)
         if self.side.many and self.side.updating == "replace":
             if isinstance(store, RowLog):
                 store.clear()
@@ -241,9 +238,9 @@ class SideState:
             needed = low is not None and last_instant(self.side.windows, start) >= low
             if self._has_passed(start, watermark, self._lateness) and not needed:
                 if start in self._windows:
-                    self._store(start).clear()
+                    self._stores.visible(start).clear()
                 if start in self._staged:
-                    self._stage(start).clear()
+                    self._stores.stage(start).clear()
                 for starts in (self._windows, self._staged, self._arrived, self._complete):
                     starts.discard(start)
 
@@ -261,10 +258,7 @@ class SideState:
 
     def changes(self) -> Changes:
         """Return the blobs to write; None marks a removed blob."""
-        out: Changes = {}
-        for store in self._stores.values():
-            out.update(store.changes())
-        return out
+        return self._stores.changes()
 
     def dump(self) -> dict[str, Any]:
         """Return the state outside the blobs, as a JSON value."""
@@ -277,15 +271,23 @@ class SideState:
             "complete": sorted(self._complete),
             "windows": sorted(self._windows),
             "staged": sorted(self._staged),
-            "sizes": {name: [self._count(name), self._size(name)] for name in self._store_names()},
+            "sizes": {
+                name: [self._stores.count(name), self._stores.size(name)]
+                for name in self._store_names()
+            },
         }
+
+    def _store_names(self) -> list[str]:
+        """Return the names of all stores: of visible windows, then of stages."""
+        visible = [self._stores.name(start) for start in sorted(self._windows)]
+        return visible + [self._stores.stage_name(start) for start in sorted(self._staged)]
 
     def metrics(self) -> dict[str, int]:
         """Return values, bytes and windows of visible content, and staged rows."""
-        stages = [self._stage_name(start) for start in self._staged]
+        stages = [self._stores.stage_name(start) for start in self._staged]
         return {
             **self._visible_metrics(),
-            "staged": sum(map(self._count, stages)),
+            "staged": sum(map(self._stores.count, stages)),
             **{name: getattr(self.tally, name) for name in ("rows", "late", "refused")},
         }
 
@@ -293,8 +295,8 @@ class SideState:
         if self.side.static:
             content = self.content(GLOBAL_START)
             return {"entries": len(content), "bytes": content.size, "windows": 1}
-        names = [self._name(start) for start in self._windows]
-        entries, size = sum(map(self._count, names)), sum(map(self._size, names))
+        names, stores = [self._stores.name(start) for start in self._windows], self._stores
+        entries, size = sum(map(stores.count, names)), sum(map(stores.size, names))
         return {"entries": entries, "bytes": size, "windows": len(names)}
 
     def _has_passed(self, start: int, time: int | None, lateness: int) -> bool:
@@ -307,7 +309,7 @@ class SideState:
 
     def _apply(self, start: int, rows: SortedRun) -> None:
         self._windows.add(start)
-        content = self._store(start)
+        content = self._stores.visible(start)
         if isinstance(content, RowLog):
             self._append(content, rows)
         elif self.side.many:
@@ -355,67 +357,11 @@ class SideState:
     def _too_large(self, what: str, actual: int, limit: int) -> SideTooLargeError:
         return SideTooLargeError(self.side.name, what, actual, limit, _REMEDY)
 
-    def _store_names(self) -> list[str]:
-        """Return the names of all stores: of visible windows, then of stages."""
-        visible = [self._name(start) for start in sorted(self._windows)]
-        return visible + [self._stage_name(start) for start in sorted(self._staged)]
-
-    def _count(self, name: str, *, at_most: bool = False) -> int:
-        """Return the number of values in a store; a store that was not opened is not read."""
-        if name not in self._stores and name in self._sizes:
-            return self._sizes[name][0]
-        store = self._open(name)
-        return store.max_count if at_most else len(store)
-
-    def _size(self, name: str) -> int:
-        """Return the bytes of a store; a store that was not opened is not read."""
-        if name not in self._stores and name in self._sizes:
-            return self._sizes[name][1]
-        return self._open(name).size
-
-    def _name(self, start: int) -> str:
-        return f"side{self._number}.{_window_name(start)}"
-
-    def _stage_name(self, start: int) -> str:
-        return f"stage{self._number}.{_window_name(start)}"
-
-    def _store(self, start: int) -> Content:
-        return self._open(self._name(start))
-
-    def _stage(self, start: int) -> RowLog:
-        stage = self._open(self._stage_name(start))
-        assert isinstance(stage, RowLog)  # noqa: S101 - no other store has such a name
-        return stage
-
-    def _open(self, name: str) -> Content:
-        if name not in self._stores:
-            self._stores[name] = self._new(name)
-        return self._stores[name]
-
-    def _new(self, name: str) -> Content:
-        value = self._value_type
-        if name.startswith("stage"):
-            return RowLog(name, (self._key_type, pa.int64(), pa.bool_(), value), self._blobs)
-        if self.side.kind == "list" and not self.side.key:
-            return RowLog(name, (value,), self._blobs)
-        return PagedMap(
-            name,
-            self._key_type,
-            pa.list_(value) if self.side.many else value,
-            self._blobs,
-            latest=self._latest,
-            keep_deleted=self.side.keyed or self._latest,
-        )
-
 
 _REMEDY = (
     "give it a key, so that it is distributed over many buckets, send less, give it windows, or"
     " raise the limit"
 )
-
-
-def _window_name(start: int) -> str:
-    return "ever" if start == GLOBAL_START else str(start)
 
 
 def _split_by_deletion(rows: SortedRun) -> list[SortedRun]:

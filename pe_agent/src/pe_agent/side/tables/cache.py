@@ -16,7 +16,7 @@ import pyarrow as pa
 from pe_agent.side.tables.versions import REQUESTS, read_version, version_path
 from streambroker_core.side import TableCache
 from streambroker_core.side.definition import SideInput
-from streambroker_core.side.state.input_state import Content
+from streambroker_core.side.state.stores import Content
 
 if TYPE_CHECKING:
     from pe_agent.side.tables.store import Table
