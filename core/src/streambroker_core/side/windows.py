@@ -120,6 +120,13 @@ def first_start(windows: EventTimeWindows, times: pa.Array) -> pa.Array:
     return pc.subtract(lowest, pc.modulo(lowest, windows.slide))
 
 
+def has_passed(windows: EventTimeWindows, start: int, time: int | None, lateness: int = 0) -> bool:
+    """Return whether a window is over at a time; the global window never is."""
+    return (
+        windows.is_windowed and time is not None and last_instant(windows, start) + lateness <= time
+    )
+
+
 def side_start(side: EventTimeWindows, main: EventTimeWindows | None, starts: pa.Array) -> pa.Array:
     """Return the start of the side window of each main window.
 

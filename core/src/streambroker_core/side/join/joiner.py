@@ -28,6 +28,7 @@ from streambroker_core.side.windows import (
     EventTimeWindows,
     assign_windows,
     group_by_start,
+    has_passed,
     last_instant,
     side_start,
 )
@@ -282,7 +283,7 @@ class Joiner:
         if (
             not self._key_waits[number]
             or not pairs.num_rows
-            or self._has_window_passed(number, start)
+            or has_passed(state.side.windows, start, self.passed)
         ):
             return pairs
         complete = state.is_complete(start)
@@ -311,14 +312,6 @@ class Joiner:
             number, start, pairs.filter(waiting), None if keys is None else keys.filter(waiting)
         )
         return pairs.filter(free)
-
-    def _has_window_passed(self, number: int, start: int) -> bool:
-        windows = self._join.inputs[number].windows
-        return (
-            windows.is_windowed
-            and self.passed is not None
-            and last_instant(windows, start) <= self.passed
-        )
 
 
 def _set_column(pairs: pa.RecordBatch, name: str, value: int) -> pa.RecordBatch:

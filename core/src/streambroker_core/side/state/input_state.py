@@ -22,6 +22,7 @@ from streambroker_core.side.windows import (
     GLOBAL_START,
     assign_windows,
     group_by_start,
+    has_passed,
     is_start,
     last_instant,
 )
@@ -94,7 +95,7 @@ class SideState:
         policy = self.side.readiness
         if policy == "not required" or self.is_complete(start):
             return True
-        if self._has_passed(start, passed, 0):
+        if has_passed(self.side.windows, start, passed):
             return True
         return policy == "first data" and not self.side.keyed and start in self._arrived
 
@@ -144,12 +145,12 @@ class SideState:
         Raises:
             SideRowError: the policy rejects a row, and is to fail.
         """
-        if self._has_passed(start, passed, self._lateness):
+        if has_passed(self.side.windows, start, passed, self._lateness):
             self.tally.late += len(rows)
             return False
         self.tally.rows += len(rows)
         self._arrived.add(start)
-        if self.side.readiness == "complete" and not self._has_passed(start, passed, 0):
+        if self.side.readiness == "complete" and not has_passed(self.side.windows, start, passed):
             self._staged.add(start)
             self._stores.stage(start).add(*rows.columns)
             return False
@@ -236,7 +237,7 @@ class SideState:
         """Free windows to which nothing maps any more and that no waiting row needs."""
         for start in sorted({*self._windows, *self._staged, *self._arrived, *self._complete}):
             needed = low is not None and last_instant(self.side.windows, start) >= low
-            if self._has_passed(start, watermark, self._lateness) and not needed:
+            if has_passed(self.side.windows, start, watermark, self._lateness) and not needed:
                 if start in self._windows:
                     self._stores.visible(start).clear()
                 if start in self._staged:
@@ -284,34 +285,30 @@ class SideState:
 
     def metrics(self) -> dict[str, int]:
         """Return values, bytes and windows of visible content, and staged rows."""
-        stages = [self._stores.stage_name(start) for start in self._staged]
-        return {
-            **self._visible_metrics(),
-            "staged": sum(map(self._stores.count, stages)),
-            **{name: getattr(self.tally, name) for name in ("rows", "late", "refused")},
-        }
-
-    def _visible_metrics(self) -> dict[str, int]:
+        stores = self._stores
         if self.side.static:
             content = self.content(GLOBAL_START)
-            return {"entries": len(content), "bytes": content.size, "windows": 1}
-        names, stores = [self._stores.name(start) for start in self._windows], self._stores
-        entries, size = sum(map(stores.count, names)), sum(map(stores.size, names))
-        return {"entries": entries, "bytes": size, "windows": len(names)}
-
-    def _has_passed(self, start: int, time: int | None, lateness: int) -> bool:
-        windows = self.side.windows
-        return (
-            windows.is_windowed
-            and time is not None
-            and last_instant(windows, start) + lateness <= time
-        )
+            entries, size, windows = len(content), content.size, 1
+        else:
+            names, windows = [stores.name(start) for start in self._windows], len(self._windows)
+            entries, size = sum(map(stores.count, names)), sum(map(stores.size, names))
+        return {
+            "entries": entries,
+            "bytes": size,
+            "windows": windows,
+            "staged": sum(stores.count(stores.stage_name(start)) for start in self._staged),
+            **{name: getattr(self.tally, name) for name in ("rows", "late", "refused")},
+        }
 
     def _apply(self, start: int, rows: SortedRun) -> None:
         self._windows.add(start)
         content = self._stores.visible(start)
         if isinstance(content, RowLog):
-            self._append(content, rows)
+            for part in _split_by_deletion(rows):
+                if part.deleted[0].as_py():
+                    content.clear()
+                else:
+                    content.add(part.values)
         elif self.side.many:
             content.add(run_of_lists(rows))
         elif self.side.updating == "refuse":
@@ -320,14 +317,6 @@ class SideState:
         else:
             run = run_from_rows(rows, latest=self._latest)
             content.add(_drop_older(content, run) if self._latest else run)
-
-    def _append(self, content: RowLog, rows: SortedRun) -> None:
-        """Append to a list; a deletion row empties it."""
-        for part in _split_by_deletion(rows):
-            if part.deleted[0].as_py():
-                content.clear()
-            else:
-                content.add(part.values)
 
     def _add_new(self, content: PagedMap, rows: SortedRun) -> None:
         if rows.deleted[0].as_py():
