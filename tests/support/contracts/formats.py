@@ -47,7 +47,7 @@ from pe_agent.log.log import StreamLog
 from pe_agent.side.tables import pins, versions
 from streambroker_core.board import AgentRegistered
 from streambroker_core.cep import Pattern
-from streambroker_core.cep.engine.engine import Metrics
+from streambroker_core.cep.engine.active_rule import Metrics
 from streambroker_core.cep.engine.metrics import RuleMetrics, WindowMetrics
 from streambroker_core.cep.operator import PatternOperator, PatternRules, RuleStopped
 from streambroker_core.cep.pattern.rule import PatternProcessor

@@ -21,8 +21,9 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streambroker_core.cep.engine.active_rule import ActiveRule, Metrics, RuleResult
 from streambroker_core.cep.engine.condition_masks import MaskMaker, row_by_row
-from streambroker_core.cep.engine.engine import ActiveRule, Engine, Metrics, RuleResult
+from streambroker_core.cep.engine.engine import Engine
 from streambroker_core.cep.engine.gc_pause import gc_paused
 from streambroker_core.cep.engine.key_columns import FIRST, KEY_BYTES, SELECTOR, copy_rows
 from streambroker_core.cep.engine.metrics import RuleFailure, RuleMetrics, WindowMetrics

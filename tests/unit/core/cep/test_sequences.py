@@ -12,7 +12,8 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, PatternError, Skip
-from streambroker_core.cep.engine.engine import Engine, RuleResult
+from streambroker_core.cep.engine.active_rule import RuleResult
+from streambroker_core.cep.engine.engine import Engine
 from streambroker_core.cep.engine.row_view import OrderedRows
 from streambroker_core.cep.nfa.compiled import compile_rule
 from streambroker_core.cep.nfa.matcher import PatternMatch, Timeout

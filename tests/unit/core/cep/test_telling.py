@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streambroker_core.cep.engine.engine import RuleResult
+from streambroker_core.cep.engine.active_rule import RuleResult
 from streambroker_core.cep.engine.outputs import OutputWriter
 from streambroker_core.cep.nfa.matcher import PatternMatch, events_by_stage
 from streambroker_core.cep.pattern.match_buffer import Event, RunNode

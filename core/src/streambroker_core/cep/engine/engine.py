@@ -10,136 +10,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from functools import reduce
-from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from streambroker_core.cep.engine.condition_masks import ConditionMasks, Hits, MaskMaker, row_by_row
+from streambroker_core.cep.engine.active_rule import BY_TIME, ActiveRule, Key, RuleResult
+from streambroker_core.cep.engine.condition_masks import ConditionMasks, MaskMaker, row_by_row
 from streambroker_core.cep.engine.key_store import KeyStore, decode_key, encode_key
-from streambroker_core.cep.engine.row_view import GapRows, OrderedRows, RowView, SelectedRows
+from streambroker_core.cep.engine.row_processor import RowProcessor
+from streambroker_core.cep.engine.row_view import OrderedRows, RowView
 from streambroker_core.cep.engine.trace import RunState, list_run_states
-from streambroker_core.cep.nfa.compiled import CompiledRule, compile_rule
-from streambroker_core.cep.nfa.linear_matcher import LinearMatcher, may_exceed
-from streambroker_core.cep.nfa.matcher import Matcher, PatternMatch, Run, Timeout
-from streambroker_core.cep.nfa.nfa import Nfa
+from streambroker_core.cep.nfa.compiled import compile_rule
+from streambroker_core.cep.nfa.matcher import Matcher
 from streambroker_core.cep.nfa.snapshot import RuleVersionKey
 from streambroker_core.cep.pattern.errors import RunError
 from streambroker_core.cep.pattern.key_selectors import Selector
-from streambroker_core.cep.pattern.match_buffer import Event, RunNode
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.pattern.run_limits import NEVER
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.operators.keyed_state import KeyedState
 
-Key: TypeAlias = "tuple[Any, ...]"
-BY_TIME = -1
-"""Trigger of a result that time caused, not a row."""
 _MANY_RULES = 16
 """From this many rules per key on, numbers, times and keys of all rows are read at once."""
-
-
-class RuleResult(NamedTuple):
-    """A match or timed-out partial match of a rule, or the error that stopped the rule.
-
-    `trigger` is the sequence number of the row that caused it, or `BY_TIME`.
-    """
-
-    rule: str
-    version: int
-    key: Key
-    outcome: PatternMatch | Timeout | RunError
-    trigger: int
-
-
-_new_result = tuple.__new__
-"""Creates a result as `matcher` creates runs."""
-
-
-@dataclass(slots=True)
-class Metrics:
-    """Counters of a rule in this bucket, from 0; ``alive`` continues a restored number of runs."""
-
-    tested: int = 0
-    matches: int = 0
-    timeouts: int = 0
-    dropped: int = 0
-    alive: int = 0
-    nanoseconds: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class ActiveRule:
-    """A rule in force.
-
-    Attributes:
-        name: id and version of the rule.
-        since: first window in which the rule is in the set.
-        visible_from: first window whose rows the rule sees.
-        until: time at which the next version replaces it; `NEVER` for none.
-        reports_timeouts: report its timed-out partial matches; they are counted in any case.
-        starts_locally: the event alone decides whether a run begins.
-        begins_by_bits: cache by condition bits of an event: whether a run can begin.
-    """
-
-    compiled: CompiledRule
-    since: int
-    visible_from: int = 0
-    until: int = NEVER
-    reports_timeouts: bool = True
-    name: RuleVersionKey = field(init=False)
-    starts_locally: bool = field(init=False)
-    begins_by_bits: dict[int, bool] = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=Metrics)
-
-    def __post_init__(self) -> None:
-        automaton = self.automaton
-        self.name = self.compiled.rule.id, self.compiled.rule.version
-        self.starts_locally = (
-            not automaton.needed_bits[automaton.start] & self.compiled.condition_bits.run_bits
-        )
-
-    @property
-    def rule(self) -> PatternProcessor:
-        """The rule."""
-        return self.compiled.rule
-
-    @property
-    def automaton(self) -> Nfa:
-        """Automaton of its pattern."""
-        return self.compiled.automaton
-
-    def matcher(self) -> Matcher:
-        """Return a new matcher without runs."""
-        return Matcher(
-            self.compiled.automaton, self.compiled.condition_bits, self.compiled.rule.limits
-        )
-
-    def can_begin(self, bits: int) -> bool:
-        """Return whether an event with these condition bits may begin a run."""
-        begins = self.begins_by_bits.get(bits)
-        if begins is None:
-            automaton = self.compiled.automaton
-            begins = not self.starts_locally or bool(automaton.decide(automaton.start, bits).steps)
-            self.begins_by_bits[bits] = begins
-        return begins
-
-    def visible_rows(self, rows: OrderedRows) -> pa.BooleanArray | None:
-        """Return a mask of the rows within the rule's time and visible windows; None for all."""
-        masks = []
-        if (
-            self.visible_from
-            and rows.batch.num_rows
-            and pc.min(rows.arrival_windows).as_py() < self.visible_from
-        ):
-            masks.append(pc.greater_equal(rows.arrival_windows, self.visible_from))
-        if self.rule.starts is not None:
-            masks.append(pc.greater_equal(rows.times, self.rule.starts))
-        if self.until != NEVER:
-            masks.append(pc.less(rows.times, self.until))
-        return reduce(pc.and_, masks) if masks else None
 
 
 class Engine:
@@ -174,6 +65,7 @@ class Engine:
         self.active: dict[RuleVersionKey, ActiveRule] = {}
         self.failed: list[RuleVersionKey] = []
         self.keys = KeyStore(state, self._make_matcher)
+        self._rows = RowProcessor(self.keys, clock)
         self._conditions: dict[Selector, tuple[pa.Schema, ConditionMasks]] = {}
 
     def _make_matcher(self, name: RuleVersionKey) -> Matcher | None:
@@ -210,27 +102,28 @@ class Engine:
             until = rules.until(rule)
             active.until = NEVER if until is None else until
             self.active[active.name] = active
-        self._conditions.clear()
-        removed = {name for name in before if name not in self.active}
-        if removed:
-            successors = self._successors(before, removed)
-            for old, new in successors.items():
-                self.active[new].metrics.alive += before[old].metrics.alive
-            self.keys.forget(removed, successors)
+        removed = [active for name, active in before.items() if name not in self.active]
+        new_versions = [active for name, active in self.active.items() if name not in before]
 
-    def _successors(
-        self, before: Mapping[RuleVersionKey, ActiveRule], removed: set[RuleVersionKey]
-    ) -> dict[RuleVersionKey, RuleVersionKey]:
-        """Return the new version, if any, that takes over the runs of each removed version."""
-        return {
-            old: new.name
-            for old in removed
-            for new in self.active.values()
-            if new.rule.id == old[0]
-            and new.rule.keep_matches
-            and new.name not in before
-            and is_same_shape(before[old].automaton, new.automaton)
-        }
+        def successor(old: ActiveRule) -> ActiveRule | None:
+            return next((new for new in reversed(new_versions) if new.can_take_over(old)), None)
+
+        self._release(removed, successor)
+
+    def _release(
+        self, removed: list[ActiveRule], successor: Callable[[ActiveRule], ActiveRule | None]
+    ) -> None:
+        """Free the runs of removed versions, or hand them over to their successors."""
+        self._conditions.clear()
+        if not removed:
+            return
+        pairs = [(old, successor(old)) for old in removed]
+        for old, new in pairs:
+            self.active.pop(old.name, None)
+            if new is not None:
+                new.metrics.alive += old.metrics.alive
+        successors = {old.name: new.name for old, new in pairs if new is not None}
+        self.keys.forget({old.name for old in removed}, successors)
 
     def process(self, rows: OrderedRows, only_selector: Selector | None = None) -> list[RuleResult]:
         """Process rows; results are in the order of the rows that triggered them.
@@ -257,7 +150,7 @@ class Engine:
                     view = RowView(rows.filter(mask), selector)
                     rule_hits = conditions.evaluate(view.rows.batch)
                 try:
-                    self._process_rule(active, view, rule_hits.hits_for(active.compiled), results)
+                    self._rows.process(active, view, rule_hits.hits_for(active.compiled), results)
                 except RunError as error:
                     results.append(self.disable_rule(active.rule, error, self._last_seq(rows)))
         results.sort(key=_trigger)
@@ -295,128 +188,6 @@ class Engine:
         self.failed.append(name)
         self.keys.forget({name}, {})
         return RuleResult(*name, (), error, row)
-
-    def _process_rule(
-        self, active: ActiveRule, view: RowView, hits: Hits, results: list[RuleResult]
-    ) -> None:
-        count, began = len(hits.bits), self._clock()
-        active.metrics.tested += count
-        if active.automaton.event_need == "gaps":
-            self._process_gaps(active, view, hits, results)
-        elif count:
-            self._process_hits(active, view, hits, results)
-        active.metrics.nanoseconds += self._clock() - began
-
-    def _process_hits(
-        self, active: ActiveRule, view: RowView, hits: Hits, results: list[RuleResult]
-    ) -> None:
-        rows, matchers, chosen = view.rows, dict[int, Matcher | None](), view.select(hits.rows)
-        chosen.keys.load(chosen.codes)
-        if self._process_linear(active, rows, chosen, hits.bits, results):
-            return
-        rows.load_columns(
-            chosen,
-            active.compiled.condition_bits.needed_fields,
-            whole=active.compiled.condition_bits.needs_whole_rows,
-        )
-        name, keys = active.name, dict[int, bytes]()
-        for index, seq, time, code, bits in zip(*chosen[1:5], hits.bits, strict=True):
-            if code not in matchers:
-                keys[code] = chosen.keys.key_at(code)
-                matchers[code] = self.keys.matchers_for(keys[code]).get(name)
-            matcher = matchers[code]
-            if matcher is None and not active.can_begin(bits):
-                continue
-            event = rows.event_at(index, seq, time)
-            matchers[code] = self._step(active, keys[code], matcher, event, bits, results)
-
-    def _process_gaps(
-        self, active: ActiveRule, view: RowView, hits: Hits, results: list[RuleResult]
-    ) -> None:
-        """Process hits and, for keys with runs, the first row of each gap between hits."""
-        gaps, rows = GapRows(view, hits), view.rows
-        chosen = gaps.chosen
-        chosen.keys.load(chosen.codes)
-        if self._process_linear(active, rows, chosen, gaps.bits, results):
-            return
-        rows.load_columns(
-            chosen,
-            active.compiled.condition_bits.needed_fields,
-            whole=active.compiled.condition_bits.needs_whole_rows,
-        )
-        for code, low, high in gaps.iter_keys():
-            key_bytes = chosen.keys.key_at(code)
-            matcher = self.keys.matchers_for(key_bytes).get(active.name)
-            for at in range(low, high):
-                bits = gaps.bits[at]
-                if matcher is None and not (bits and active.can_begin(bits)):
-                    continue
-                event = rows.event_at(chosen.indices[at], chosen.seqs[at], chosen.times[at])
-                matcher = self._step(active, key_bytes, matcher, event, bits, results)
-
-    def _process_linear(
-        self,
-        active: ActiveRule,
-        rows: OrderedRows,
-        chosen: SelectedRows,
-        bits: list[int],
-        results: list[RuleResult],
-    ) -> bool:
-        """Process rows with a `LinearMatcher`; return False if pattern or runs prevent it."""
-        pattern, keys, name = active.compiled.linear_pattern, chosen.keys, active.name
-        if pattern is None:
-            return False
-        before: dict[int, list[Run]] = {}
-        for code in dict.fromkeys(chosen.codes):
-            matcher = self.keys.matchers_for(keys.key_at(code)).get(name)
-            if matcher is not None:
-                before[code] = matcher.runs
-                if not pattern.can_follow(matcher.runs):
-                    return False
-        if may_exceed(active.rule.limits.runs, chosen.codes, before):
-            return False
-
-        def event(row: int) -> Event:
-            return rows.event_at(chosen.indices[row], chosen.seqs[row], chosen.times[row])
-
-        linear_matcher, metrics = LinearMatcher(pattern, before), active.metrics
-        linear_matcher.process(chosen.codes, chosen.seqs, chosen.times, bits)
-        metrics.matches += linear_matcher.matches
-        metrics.timeouts += linear_matcher.timeouts
-        for row, code, outcome in linear_matcher.iter_ended(event, timed=active.reports_timeouts):
-            key = decode_key(keys.key_at(code))
-            results.append(_new_result(RuleResult, (*name, key, outcome, chosen.seqs[row])))
-        for code, runs in linear_matcher.iter_changed(event):
-            matchers = self.keys.matchers_for(keys.key_at(code))
-            metrics.alive += len(runs) - len(before.get(code, ()))
-            if runs:
-                matchers.setdefault(name, active.matcher()).set_runs(runs)
-            else:
-                matchers.pop(name, None)
-        return True
-
-    def _step(
-        self,
-        active: ActiveRule,
-        key_bytes: bytes,
-        matcher: Matcher | None,
-        event: Event,
-        bits: int,
-        results: list[RuleResult],
-    ) -> Matcher | None:
-        """Process an event of a key; return its matcher, or None if no run is left."""
-        if matcher is None:
-            matcher = self.keys.matchers_for(key_bytes)[active.name] = active.matcher()
-        alive, dropped, metrics = len(matcher.runs), matcher.dropped, active.metrics
-        matches, timeouts = matcher.process(event, bits)
-        metrics.alive += len(matcher.runs) - alive
-        metrics.dropped += matcher.dropped - dropped
-        if matches or timeouts:
-            self._append_results(active, key_bytes, matches, timeouts, event.seq, results)
-        if matcher.runs or matcher.held:
-            return matcher
-        del self.keys.matchers_for(key_bytes)[active.name]
-        return None
 
     def explain(self, rule: str, key: Key) -> list[RunState]:
         """Return the state of the runs of all versions of a rule in a key.
@@ -470,12 +241,11 @@ class Engine:
         """Advance only the versions that are replaced by `time`, and remove them; see `advance`."""
         return self._advance(time, {n for n, active in self.active.items() if active.until <= time})
 
-    def _successor(self, old: ActiveRule) -> RuleVersionKey | None:
+    def _successor(self, old: ActiveRule) -> ActiveRule | None:
         """Return the scheduled version that takes over the runs of `old`, or None."""
         for new in self.active.values():
-            follows = new.rule.id == old.rule.id and new.rule.starts == old.until
-            if follows and new.rule.keep_matches and is_same_shape(old.automaton, new.automaton):
-                return new.name
+            if new.rule.starts == old.until and new.can_take_over(old):
+                return new
         return None
 
     def _advance(self, time: int, names: Collection[RuleVersionKey]) -> list[RuleResult]:
@@ -485,17 +255,10 @@ class Engine:
                 matcher, active = self.keys.matchers_for(key_bytes).get(name), self.active.get(name)
                 if matcher is not None and active is not None and matcher.due <= time:
                     self._expire(active, key_bytes, matcher, min(time, active.until), results)
-        replaced = sorted(name for name, active in self.active.items() if active.until <= time)
-        successors = {name: self._successor(self.active[name]) for name in replaced}
-        for name in replaced:
-            old, successor = self.active.pop(name), successors[name]
-            if successor is not None:
-                self.active[successor].metrics.alive += old.metrics.alive
+        replaced = [self.active[name] for name in sorted(self.active)]
+        replaced = [active for active in replaced if active.until <= time]
         if replaced:
-            self._conditions.clear()
-            self.keys.forget(
-                replaced, {old: new for old, new in successors.items() if new is not None}
-            )
+            self._release(replaced, self._successor)
         return results
 
     def _expire(
@@ -514,61 +277,10 @@ class Engine:
             return
         active.metrics.alive += len(matcher.runs) - alive
         active.metrics.nanoseconds += self._clock() - began
-        self._append_results(active, key_bytes, matches, timeouts, BY_TIME, results)
+        active.append_results(key_bytes, matches, timeouts, BY_TIME, results)
         if not matcher.runs and not matcher.held:
             self.keys.matchers_for(key_bytes).pop(active.name, None)
-
-    def _append_results(
-        self,
-        active: ActiveRule,
-        key_bytes: bytes,
-        matches: list[PatternMatch],
-        timeouts: list[Timeout],
-        trigger: int,
-        results: list[RuleResult],
-    ) -> None:
-        """Append results; partial matches with equal events and end time are reported once."""
-        (name, version), key, metrics = active.name, decode_key(key_bytes), active.metrics
-        if len(timeouts) > 1:
-            unique: dict[tuple[int, ...], Timeout] = {}
-            for timeout in timeouts:
-                unique.setdefault(_timeout_identity(timeout), timeout)
-            timeouts = list(unique.values())
-        metrics.timeouts += len(timeouts)
-        metrics.matches += len(matches)
-        outcomes: list[PatternMatch | Timeout] = (
-            [*timeouts, *matches] if active.reports_timeouts else [*matches]
-        )
-        results += [_new_result(RuleResult, (name, version, key, one, trigger)) for one in outcomes]
 
 
 def _trigger(result: RuleResult) -> int:
     return result.trigger
-
-
-def _timeout_identity(timeout: Timeout) -> tuple[int, ...]:
-    """Return the end time and events of a time-out; time-outs that share them are reported once."""
-    identity = [timeout.time]
-    node: RunNode | None = timeout.node
-    while node is not None:
-        identity += (node.stage, node.event.seq)
-        node = node.previous
-    return tuple(identity)
-
-
-def is_same_shape(left: Nfa, right: Nfa) -> bool:
-    """Return whether two automata differ only in their conditions."""
-
-    def shape(automaton: Nfa) -> object:
-        states = [
-            (
-                state.kind,
-                state.is_duplicate,
-                state.gap,
-                [(edge.action, edge.target, edge.stage, edge.gap) for edge in state.edges],
-            )
-            for state in automaton.states
-        ]
-        return automaton.stages, automaton.start, automaton.window, states, automaton.pattern.skip
-
-    return shape(left) == shape(right)

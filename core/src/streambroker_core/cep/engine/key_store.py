@@ -158,12 +158,8 @@ class KeyStore:
         self,
         removed: Collection[RuleVersionKey],
         successors: Mapping[RuleVersionKey, RuleVersionKey],
-    ) -> int:
-        """Free the runs of removed rules in all keys, or hand them over.
-
-        Returns the number of runs freed in keys that were already loaded.
-        """
-        freed = 0
+    ) -> None:
+        """Free the runs of removed rules in all keys, or hand them over."""
         for key_bytes in self.list_keys():
             if key_bytes not in self._loaded:
                 self._load(key_bytes, successors)
@@ -172,13 +168,10 @@ class KeyStore:
             for name in [name for name in matchers if name in removed]:
                 old = matchers.pop(name)
                 successor = self._make_matcher(successors[name]) if name in successors else None
-                if successor is None:
-                    freed += len(old.runs)
-                else:
+                if successor is not None:
                     successor.runs, successor.held, successor.due = old.runs, old.held, old.due
                     successor.changed = True
                     matchers[successors[name]] = successor
-        return freed
 
     def save(self) -> None:
         """Write changed keys to the state, and unload all keys."""

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from streambroker_core.cep.engine.engine import BY_TIME, RuleResult
+from streambroker_core.cep.engine.active_rule import BY_TIME, RuleResult
 from streambroker_core.cep.nfa.matcher import PatternMatch, Timeout, events_by_stage
 from streambroker_core.cep.pattern.errors import PatternArgumentError, RunError
 from streambroker_core.cep.pattern.match_buffer import Event, Row, RunNode, load_fields

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from streambroker_core.cep.engine.condition_masks import Hits
 from streambroker_core.cep.engine.key_columns import encode_columns, key_columns
 from streambroker_core.cep.engine.key_store import encode_key
+from streambroker_core.cep.nfa.condition_bits import ConditionBits
 from streambroker_core.cep.pattern.key_selectors import Selector
 from streambroker_core.cep.pattern.match_buffer import Event, load_fields
 
@@ -103,13 +104,13 @@ class OrderedRows:
             value = values[row] = None if at < 0 else self.batch.column(at)[row].as_py()
         return value
 
-    def load_columns(self, chosen: SelectedRows, names: frozenset[str], *, whole: bool) -> None:
-        """Read columns of the selected rows at once; all columns if `whole`."""
-        if whole:
+    def load_columns(self, chosen: SelectedRows, conditions: ConditionBits) -> None:
+        """Read the columns that conditions need, of the selected rows at once."""
+        if conditions.needs_whole_rows:
             positions = zip(chosen.indices, chosen.seqs, chosen.times, strict=True)
             load_fields([self.event_at(index, seq, time) for index, seq, time in positions])
             return
-        for name in names:
+        for name in conditions.needed_fields:
             at = self.batch.schema.get_field_index(name)
             if at >= 0:
                 values = to_python_values(self.batch.column(at).take(chosen.rows))
