@@ -16,17 +16,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streambroker_core.cep.engine.active_rule import ActiveRule, Metrics, RuleResult
+from streambroker_core.cep.engine.active_rule import RuleResult
 from streambroker_core.cep.engine.condition_masks import MaskMaker, row_by_row
 from streambroker_core.cep.engine.engine import Engine
 from streambroker_core.cep.engine.gc_pause import gc_paused
 from streambroker_core.cep.engine.key_columns import FIRST, KEY_BYTES, SELECTOR, copy_rows
-from streambroker_core.cep.engine.metrics import RuleFailure, RuleMetrics, WindowMetrics
+from streambroker_core.cep.engine.metrics import RuleFailure, WindowMetrics
 from streambroker_core.cep.engine.outputs import (
     ERRORS,
     FAILURES,
@@ -39,11 +40,11 @@ from streambroker_core.cep.engine.outputs import (
     OutputWriter,
 )
 from streambroker_core.cep.engine.row_view import OrderedRows
-from streambroker_core.cep.engine.watermark_buffer import WatermarkBuffer, event_times
+from streambroker_core.cep.engine.sent_filters import SentFilters
+from streambroker_core.cep.engine.watermark_buffer import WatermarkBuffer
 from streambroker_core.cep.pattern.errors import PatternArgumentError, RunError
 from streambroker_core.cep.pattern.key_selectors import Selector, selector_text
 from streambroker_core.cep.rules.document import Functions
-from streambroker_core.cep.rules.push_down import filter_covers
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.operators.keyed_state import KeyedState
 from streambroker_core.control.operators.operator import (
@@ -159,7 +160,7 @@ class PatternOperator(Operator):
             )
         self.inputs = (Input(key=(KEY_BYTES,) if copied else key, event_time=event_time),)
         self._key, self._copied = key, copied
-        self._column, self._tie = event_time if time == "event" else None, tie_break
+        self._column, self._tie_break = event_time if time == "event" else None, tie_break
         self._functions, self._maker = functions or {}, maker
         self._writer = OutputWriter(match_functions or {}, timeouts=timeouts)
         self.outputs = self._writer.outputs
@@ -170,10 +171,10 @@ class PatternOperator(Operator):
         self._failures: list[RuleFailure] = []
         self._since: dict[tuple[str, int], int] = {}
         self._visible_from: dict[tuple[str, int], int] = {}
-        self._filters: list[tuple[int, str | None]] = [] if relevant is None else [(0, relevant)]
+        self._filters = SentFilters([] if relevant is None else [(0, relevant)])
         self._next_seq = 0
         self._meta: bytes | None = None
-        self._buffer = WatermarkBuffer(self._column or "", {}, [])
+        self._buffer = self._make_buffer({}, [])
         self._engine: Engine | None = None
         self._state = KeyedState("runs")
 
@@ -209,26 +210,18 @@ class PatternOperator(Operator):
             meta, stored = json.loads(self._meta), json.loads(rules)
             self._next_seq = meta["next"]
             self._alive = {(name, number): runs for name, number, runs in meta["alive"]}
-            self._buffer = WatermarkBuffer(self._column or "", blobs, meta["waiting"])
+            self._buffer = self._make_buffer(blobs, meta["waiting"])
             self._since = {(name, number): window for name, number, window in stored["since"]}
             visible_from = stored.get("sees", stored["since"])  # earlier releases hid older rows
             self._visible_from = {(name, number): window for name, number, window in visible_from}
-            self._filters = [(window, text) for window, text in stored.get("filters", ())]
-            self._rules = self._read_rules(stored["rules"])
+            self._filters = SentFilters(stored.get("filters", ()))
+            self._rules = _read_rules(stored["rules"], self._functions)
         except (ValueError, KeyError, TypeError) as error:
             raise StateError(f"state of patterns is damaged: {error!r}.") from error
         self._rules_changed = False
 
-    def _read_rules(self, text: str) -> RuleSet:
-        """Return a set of rules; equal texts share one object, so rules are compiled once."""
-        cache_key = (text, *sorted((name, id(each)) for name, each in self._functions.items()))
-        cached = _RULE_SETS.get(cache_key)
-        if cached is None:
-            if len(_RULE_SETS) >= _MAX_RULE_SETS:
-                _RULE_SETS.clear()
-            functions = dict(self._functions)  # kept alive: the key has their ids
-            cached = _RULE_SETS[cache_key] = RuleSet.read(json.loads(text), functions), functions
-        return cached[0]
+    def _make_buffer(self, blobs: Blobs, dumped: list[list[int]]) -> WatermarkBuffer:
+        return WatermarkBuffer(self._column or "", blobs, dumped, tie_break=self._tie_break)
 
     def begin_window(self) -> None:
         """Begin a window; in processing time, time advances to its pinned clock."""
@@ -236,9 +229,7 @@ class PatternOperator(Operator):
             if any((rule.id, rule.version) in self.engine.active for rule in self._fixed):
                 self.engine.set_rules(RuleSet(), self.window.number)  # equal ids, other content
             self._set_rules(self._fixed, self.window.number, self._relevant)
-        self._check_keys()
-        if self._column is None:
-            self._advance_engine(self.window.time)
+        self._begin_rules()
 
     def process_control(self, port: str, control: ControlTuple) -> bool:
         """Apply a new set of rules. A tick needs no action: it took effect when the window began.
@@ -257,40 +248,23 @@ class PatternOperator(Operator):
             )
         later = control.delivery is Delivery.END_WINDOW
         payload = control.payload
-        rules = self._read_rules(_to_json(payload["rules"]))
+        rules = _read_rules(_to_json(payload["rules"]), self._functions)
         self._set_rules(rules, self.window.number + later, payload.get("relevant"))
-        self._check_keys()
+        self._begin_rules()
+        return True
+
+    def _begin_rules(self) -> None:
+        """Check the rules and, in processing time, advance time to the window's pinned clock."""
+        if not self._copied and self.window.buckets > 1:
+            _check_keys(self._rules, self._key, self.window.buckets)
         if self._column is None:
             self._advance_engine(self.window.time)
-        return True
 
     def _set_rules(self, rules: RuleSet, since: int, relevant: str | None) -> None:
         engine = self.engine  # created with the old rules, whose runs it frees or hands over
         self._rules, self._rules_changed = rules, True
-        filters = [each for each in self._filters if each[0] != since]
-        if relevant != (filters[-1][1] if filters else None):
-            filters.append((since, relevant))
-        oldest = self._buffer.oldest_window()
-        if oldest is None:
-            oldest = since
-        obsolete = sum(1 for window, _ in filters[1:] if window <= oldest)
-        self._filters = filters = filters[obsolete:]
-        engine.set_rules(
-            rules, since, visible_from=lambda active: _first_visible_window(active, filters, since)
-        )
-
-    def _check_keys(self) -> None:
-        """Reject rules whose rows are spread over several buckets."""
-        if self._copied or self.window.buckets == 1:
-            return
-        for selector in self._rules.selectors(self._key):
-            if not selector or selector != self._key:
-                key = f"the key {', '.join(selector)}" if selector else "one key for all rows"
-                raise OperatorError(
-                    f"a rule has {key}, and rows are distributed over {self.window.buckets}"
-                    f" buckets by {', '.join(self._key) or 'nothing'}: copy the rows for each"
-                    " key, and pass copied=True."
-                )
+        self._filters.add(since, relevant, self._buffer.oldest_window())
+        engine.set_rules(rules, since, visible_from=partial(self._filters.first_visible, since))
 
     @gc_paused
     def process(self, port: str, batch: pa.RecordBatch) -> None:
@@ -302,23 +276,11 @@ class PatternOperator(Operator):
             now = pa.repeat(pa.scalar(window.time, pa.int64()), count)
             self._process_rows(batch, now, pa.repeat(pa.scalar(window.number, pa.int64()), count))
             return
-        times = event_times(batch, self._column)
-        if window.watermark is None:
-            late = pc.is_null(times)
-        else:
-            late = pc.less_equal(times, window.watermark).fill_null(True)
-        if pc.any(late).as_py():
-            self._emit_late(batch.filter(late))
-            batch = batch.filter(pc.invert(late))
-        if batch.num_rows:
-            self._buffer.add(batch, window.number)
-
-    def _emit_late(self, rows: pa.RecordBatch) -> None:
-        """Emit late rows; of several copies only the first."""
-        if self._copied:
-            rows = rows.filter(rows.column(FIRST)).drop_columns(list(_COPY_COLUMNS))
-        if rows.num_rows:
-            self.emit(rows, LATE)
+        late = self._buffer.add(batch, window.number, window.watermark)
+        if late is not None and self._copied:  # of several copies only the first
+            late = late.filter(late.column(FIRST)).drop_columns(list(_COPY_COLUMNS))
+        if late is not None and late.num_rows:
+            self.emit(late, LATE)
 
     @gc_paused
     def advance(self, time: int) -> None:
@@ -327,18 +289,7 @@ class PatternOperator(Operator):
             return
         released = self._buffer.pop_until(time)
         if released is not None:
-            rows, arrival_windows = released
-            times, names = event_times(rows, self._column), [self._column]
-            if self._tie is not None or not _is_ascending(times):
-                names += [self._tie] if self._tie not in (None, self._column) else []
-                keys = [(name, "ascending") for name in names]
-                order = pc.sort_indices(rows.select(names), sort_keys=keys)
-                rows, times, arrival_windows = (
-                    rows.take(order),
-                    times.take(order),
-                    arrival_windows.take(order),
-                )
-            self._process_until(time, rows, times, arrival_windows)
+            self._process_until(time, *released)
         self._advance_engine(time)
 
     def _process_until(
@@ -388,11 +339,11 @@ class PatternOperator(Operator):
         written = self._writer.write(results, self._rules.rule)
         for output, batch in written.batches:
             self.emit(batch, output)
-        failures = [each for each in results if isinstance(each.outcome, RunError)]
+        failed = [*results]
         for rule, error in written.failures:
             if (rule.id, rule.version) in self.engine.active:
-                failures.append(self.engine.disable_rule(rule, error))
-        for each in failures:
+                failed.append(self.engine.disable_rule(rule, error))
+        for each in failed:
             if isinstance(each.outcome, RunError):
                 self._report_failure(each.rule, each.version, each.outcome)
 
@@ -415,18 +366,7 @@ class PatternOperator(Operator):
             self._watch(self._window_metrics())
         changes = {**self._state.changes(), **self._buffer.changes()}
         if self._rules_changed:
-            since = sorted([*name, active.since] for name, active in engine.active.items())
-            visible_from = sorted(
-                [*name, one.visible_from] for name, one in engine.active.items() if one.visible_from
-            )
-            changes["rules"] = _to_json(
-                {
-                    "rules": _to_json(self._rules.document()),
-                    "since": since,
-                    "sees": visible_from,
-                    **({"filters": self._filters} if self._filters else {}),
-                }
-            ).encode()
+            changes["rules"] = _dump_rules(self._rules, engine, self._filters)
         runs = {name: one.metrics.alive for name, one in engine.active.items()}
         alive = sorted([*name, count] for name, count in runs.items() if count)
         counters = {"next": self._next_seq, "waiting": self._buffer.dump(), "alive": alive}
@@ -436,15 +376,10 @@ class PatternOperator(Operator):
         return changes
 
     def _window_metrics(self) -> WindowMetrics:
-        rules = tuple(
-            RuleMetrics(rule=name[0], version=name[1], since=active.since, **asdict(active.metrics))
-            for name, active in sorted(self.engine.active.items())
-            if self._rules_changed or active.metrics != Metrics(alive=self._alive.get(name, 0))
-        )
         return WindowMetrics(
             bucket=self.window.bucket,
             window=self.window.number,
-            rules=rules,
+            rules=self.engine.rule_metrics(None if self._rules_changed else self._alive),
             complete=self._rules_changed,
             stopped=tuple(self._failures),
             waiting=self._buffer.count(),
@@ -474,19 +409,39 @@ class PatternOperator(Operator):
         return None if self._column is None else self.engine.keys.first_held()
 
 
-def _first_visible_window(
-    active: ActiveRule, filters: list[tuple[int, str | None]], since: int
-) -> int:
-    """Return the first window from which all rows that a new rule needs were sent.
+def _read_rules(text: str, functions: Functions) -> RuleSet:
+    """Return a set of rules; equal texts share one object, so rules are compiled once."""
+    cache_key = (text, *sorted((name, id(each)) for name, each in functions.items()))
+    cached = _RULE_SETS.get(cache_key)
+    if cached is None:
+        if len(_RULE_SETS) >= _MAX_RULE_SETS:
+            _RULE_SETS.clear()
+        functions = dict(functions)  # kept alive: the key has their ids
+        cached = _RULE_SETS[cache_key] = RuleSet.read(json.loads(text), functions), functions
+    return cached[0]
 
-    `filters` are the filters of sent rows, each with its first window. From window `since` on the
-    rule is in the set, so its rows are sent.
-    """
-    first = 0
-    for index, (window, text) in enumerate(filters):
-        if window < since and not filter_covers(text, active.automaton):
-            first = filters[index + 1][0] if index + 1 < len(filters) else since
-    return min(first, since)
+
+def _check_keys(rules: RuleSet, key: Selector, buckets: int) -> None:
+    """Reject rules whose rows are distributed over several buckets."""
+    for selector in rules.selectors(key):
+        if not selector or selector != key:
+            what = f"the key {', '.join(selector)}" if selector else "one key for all rows"
+            raise OperatorError(
+                f"a rule has {what}, and rows are distributed over {buckets}"
+                f" buckets by {', '.join(key) or 'nothing'}: copy the rows for each"
+                " key, and pass copied=True."
+            )
+
+
+def _dump_rules(rules: RuleSet, engine: Engine, filters: SentFilters) -> bytes:
+    active = engine.active.items()
+    document = {
+        "rules": _to_json(rules.document()),
+        "since": sorted([*name, one.since] for name, one in active),
+        "sees": sorted([*name, one.visible_from] for name, one in active if one.visible_from),
+        **({"filters": filters.filters} if filters.filters else {}),
+    }
+    return _to_json(document).encode()
 
 
 def _is_same_set(left: RuleSet, right: RuleSet) -> bool:
@@ -496,8 +451,3 @@ def _is_same_set(left: RuleSet, right: RuleSet) -> bool:
 
 def _to_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def _is_ascending(times: pa.Array) -> bool:
-    descents = pc.greater(times.slice(0, max(0, len(times) - 1)), times.slice(1))
-    return not pc.any(descents).as_py()

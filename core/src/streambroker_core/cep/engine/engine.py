@@ -10,12 +10,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict
 
 import pyarrow as pa
 
-from streambroker_core.cep.engine.active_rule import BY_TIME, ActiveRule, Key, RuleResult
+from streambroker_core.cep.engine.active_rule import BY_TIME, ActiveRule, Key, Metrics, RuleResult
 from streambroker_core.cep.engine.condition_masks import ConditionMasks, MaskMaker, row_by_row
 from streambroker_core.cep.engine.key_store import KeyStore, decode_key, encode_key
+from streambroker_core.cep.engine.metrics import RuleMetrics
 from streambroker_core.cep.engine.row_processor import RowProcessor
 from streambroker_core.cep.engine.row_view import OrderedRows, RowView
 from streambroker_core.cep.engine.trace import RunState, list_run_states
@@ -212,6 +214,14 @@ class Engine:
                 if matcher is not None:
                     states.setdefault(decode_key(key_bytes), []).extend(list_run_states(matcher))
         return states
+
+    def rule_metrics(self, alive: Mapping[RuleVersionKey, int] | None) -> tuple[RuleMetrics, ...]:
+        """Return the metrics of rules with activity since `alive` runs, or of all rules."""
+        return tuple(
+            RuleMetrics(rule=name[0], version=name[1], since=active.since, **asdict(active.metrics))
+            for name, active in sorted(self.active.items())
+            if alive is None or active.metrics != Metrics(alive=alive.get(name, 0))
+        )
 
     def advance(self, time: int) -> list[RuleResult]:
         """Return what time has ended, and remove the versions replaced by then.

@@ -27,16 +27,32 @@ class BufferedWindow:
 class WatermarkBuffer:
     """All waiting rows of a bucket, in order of arrival; `dumped` is the result of `dump`."""
 
-    def __init__(self, column: str, blobs: Blobs, dumped: list[list[int]]) -> None:
-        self._column, self._blobs = column, blobs
+    def __init__(
+        self, column: str, blobs: Blobs, dumped: list[list[int]], *, tie_break: str | None = None
+    ) -> None:
+        self._column, self._blobs, self._tie_break = column, blobs, tie_break
         self._segments = {
             number: BufferedWindow(first, count, None) for number, first, count in dumped
         }
         self._stored_windows = frozenset(self._segments)
         self._changed: set[int] = set()
 
-    def add(self, rows: pa.RecordBatch, window: int) -> None:
-        """Add rows that arrived in a window: at least one, all with a time."""
+    def add(
+        self, rows: pa.RecordBatch, window: int, watermark: int | None
+    ) -> pa.RecordBatch | None:
+        """Add rows that arrived in a window; return late rows and rows without a time, if any."""
+        times = event_times(rows, self._column)
+        late = pc.is_null(times)
+        if watermark is not None:
+            late = pc.less_equal(times, watermark).fill_null(True)
+        late_rows = None
+        if pc.any(late).as_py():
+            late_rows, rows = rows.filter(late), rows.filter(pc.invert(late))
+        if rows.num_rows:
+            self._add(rows, window)
+        return late_rows
+
+    def _add(self, rows: pa.RecordBatch, window: int) -> None:
         first = pc.min(event_times(rows, self._column)).as_py()
         segment = self._segments.get(window)
         if segment is not None:
@@ -44,10 +60,10 @@ class WatermarkBuffer:
         self._segments[window] = BufferedWindow(first, rows.num_rows, rows)
         self._changed.add(window)
 
-    def pop_until(self, time: int) -> tuple[pa.RecordBatch, pa.Array] | None:
-        """Remove and return the rows up to a time and their arrival windows, in order of arrival.
+    def pop_until(self, time: int) -> tuple[pa.RecordBatch, pa.Array, pa.Array] | None:
+        """Remove and return the rows up to a time, their times and their arrival windows.
 
-        Returns None without rows.
+        They are in the order of time, then tie break, then arrival. Returns None without rows.
         """
         parts: list[pa.RecordBatch] = []
         windows: list[pa.Array] = []
@@ -67,7 +83,19 @@ class WatermarkBuffer:
                 first = pc.min(times.filter(remaining)).as_py()
                 rows = rows.filter(remaining)
                 self._segments[window] = BufferedWindow(first, rows.num_rows, rows)
-        return (_concat(parts), pa.concat_arrays(windows)) if parts else None
+        return self._order(_concat(parts), pa.concat_arrays(windows)) if parts else None
+
+    def _order(
+        self, rows: pa.RecordBatch, windows: pa.Array
+    ) -> tuple[pa.RecordBatch, pa.Array, pa.Array]:
+        times, names = event_times(rows, self._column), [self._column]
+        if self._tie_break is None and _is_ascending(times):
+            return rows, times, windows
+        if self._tie_break not in (None, self._column):
+            names.append(self._tie_break)
+        keys = [(name, "ascending") for name in names]
+        order = pc.sort_indices(rows.select(names), sort_keys=keys)
+        return rows.take(order), times.take(order), windows.take(order)
 
     def count(self) -> int:
         """Return the number of waiting rows."""
@@ -115,6 +143,11 @@ def event_times(batch: pa.RecordBatch | pa.Table, column: str) -> Any:
     if pa.types.is_timestamp(times.type):
         times = pc.cast(times, pa.timestamp("us", times.type.tz))
     return pc.cast(times, pa.int64())
+
+
+def _is_ascending(times: pa.Array) -> bool:
+    descents = pc.greater(times.slice(0, max(0, len(times) - 1)), times.slice(1))
+    return not pc.any(descents).as_py()
 
 
 def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
