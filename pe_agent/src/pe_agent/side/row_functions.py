@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from streambroker_core.side import Enrich, SideJoin, Views
 from streambroker_core.side.errors import SideDefinitionError
 from streambroker_core.side.join.enrich import enriched_schema
-from streambroker_core.side.join.joiner import Function, Result
+from streambroker_core.side.join.function_calls import Function, Result
 from streambroker_core.side.state.layout import build_layout
 
 GroupFunction = Callable[[tuple[Any, ...], tuple[int, int], pa.RecordBatch, Views], Result]
