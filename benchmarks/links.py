@@ -40,7 +40,7 @@ class Linked:
         self.newest: dict[str, tuple[int, float]] = {}
         self._hosts = Agent(PeKey.parse(f"default/{job}/0"), home, progress=lambda *_: None)
         # No rows: who holds none would be asked for them each second.
-        self._hosts.imports.peers.apply_view = lambda _: None  # type: ignore[assignment]
+        self._hosts.imports.state.peers.apply_view = lambda _: None  # type: ignore[assignment]
         self._hosts.routes.add_listener(self._note)
         self.link = BrokerLink(
             self._hosts,

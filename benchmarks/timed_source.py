@@ -15,7 +15,8 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from pe_agent.datasource.options import Options
-from pe_agent.datasource.source import Slice, StreambrokerDataSource, StreambrokerStreamReader
+from pe_agent.datasource.slice_reader import Slice
+from pe_agent.datasource.source import StreambrokerDataSource, StreambrokerStreamReader
 
 NOTES = "BENCH_NOTES"
 """The variable with the directory of the notes: a file per import, a line of JSON per call."""

@@ -339,7 +339,8 @@ def test_an_oversized_body_is_refused(agents: Pair) -> None:
     body = json.dumps({"token": "x" * (17 << 20)}).encode()
     assert _raw(agents, "status", body) == "TokenWrong"
     assert _raw(agents, "status", body, known=True) == "BodyInvalid"
-    passed_on = json.dumps({"export": "ghost", "control": ["x" * (17 << 20)]}).encode()
+    batch = {"export": "ghost", "query": "q", "run": "r", "batch": 0, "stages": [], "ddl": None}
+    passed_on = json.dumps({**batch, "control": ["x" * (17 << 20)]}).encode()
     assert _raw(agents, "publisher.publish", passed_on, known=True) == "UnknownPort"
     assert _raw(agents, "publisher.publish", body * 4, known=True) == "BodyInvalid"
 

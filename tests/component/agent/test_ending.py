@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pe_agent.agent.actions import job_actions
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.server.flight_service import AgentService
 from pe_agent.transport.agent_client import AgentClient
@@ -47,8 +48,8 @@ LONG: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Agent]:
     hosts = Agent(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
-    hosts.actions["declare"]({"kind": "import", "port": "in", "spec": None})
-    hosts.actions["declare"]({"kind": "export", "port": "watched", "spec": None})
+    job_actions(hosts).handle("declare", {"kind": "import", "port": "in", "spec": None})
+    job_actions(hosts).handle("declare", {"kind": "export", "port": "watched", "spec": None})
     hosts.key = KEY
     yield hosts
     hosts.close()
@@ -65,7 +66,7 @@ def test_whatever_fails_while_the_agent_ends_may_be_tried_again(
     hosts: Agent, client: AgentClient
 ) -> None:
     publish: dict[str, Any] = {"query": "q", "run": "r", "batch": 0, "stages": [], "ddl": None}
-    hosts.actions["declare"]({"kind": "export", "port": "out", "spec": None})
+    job_actions(hosts).handle("declare", {"kind": "export", "port": "out", "spec": None})
     admit: dict[str, Any] = {"query": "q", "run": "r", "batch": 0, "ddl": "n bigint"}
     client.call("publisher.admit", export="out", renewed=None, **admit)
     assert error_code(client.call, "publisher.admit", export="none", renewed=None, **admit) == (

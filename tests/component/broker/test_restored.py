@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pe_agent.agent.actions import job_actions
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.transport.broker_client import BrokerAnswer, BrokerClient
@@ -38,7 +39,7 @@ class World:
 
     def declare(self) -> None:
         spec = {"subscription": 'kind == "trade"'}
-        self.hosts.actions["declare"]({"kind": "import", "port": "in", "spec": spec})
+        job_actions(self.hosts).handle("declare", {"kind": "import", "port": "in", "spec": spec})
 
     def imports(self) -> list[str]:
         items = self.client.request("GET", "/imports").body["items"]

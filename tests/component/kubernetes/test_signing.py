@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pe_agent.agent.actions import job_actions
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.transport.tokens import Token
@@ -58,7 +59,9 @@ def test_what_a_job_declares_belongs_to_what_it_names(
         link._sync()
         for port, owned in (("own", owner), ("free", None)):
             spec = {"properties": {"kind": port}}
-            hosts.actions["declare"]({"kind": "export", "port": port, "spec": spec, "owner": owned})
+            job_actions(hosts).handle(
+                "declare", {"kind": "export", "port": port, "spec": spec, "owner": owned}
+            )
         link._sync()
         link.close()
     hosts.close()

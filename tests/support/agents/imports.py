@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from pe_agent.agent.imports.available_now import AvailableNowTarget
+from pe_agent.agent.imports.backpressure import QueryGates
+from pe_agent.agent.imports.import_state import ImportState
 from pe_agent.agent.imports.offset_planner import OffsetPlanner
 from pe_agent.agent.imports.peer_agents import PeerAgents
+from pe_agent.agent.imports.slice_planner import SlicePlanner
 from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store
@@ -17,6 +21,7 @@ from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachable
 from streambroker_core.ledger.retention import BlockingReader
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire.broker.view import ImportPort, ImportRoute, View, with_version
+from support.agents.rpc import ask
 
 A, B = "default/feed/0/a", "default/feed/0/b"
 Reply = Callable[[dict[str, Any]], dict[str, Any]]
@@ -62,14 +67,15 @@ class Bench:
         self.news = Notifier()
         self.routes = RouteTable(self.directory / "routes.json")
         self.store = Store(self.directory / "state.sqlite")
-        self.host = OffsetPlanner(
+        state = ImportState(
             "default/alerts/0",
             self.routes,
             self.store,
             self.news,
             lambda port: port in self.declared,
-            lambda port: self.holders.get(port, []),
         )
+        queries = QueryGates(state.pe, self.news, lambda port: self.holders.get(port, []))
+        self.host = OffsetPlanner(state, SlicePlanner(state), AvailableNowTarget(state), queries)
 
     def connect(
         self, *exports: str, filter_: str | None = None, ports: tuple[str, ...] = ("in",)
@@ -104,7 +110,7 @@ class Bench:
             "wait": 0,
             **more,
         }
-        return self.host.next_offset(request)
+        return ask(self.host.next_offset, request)
 
     def offset(self, start: dict[str, Any] | None = None) -> dict[str, Any]:
         found: dict[str, Any] = self.next(start)["offset"]
@@ -113,7 +119,7 @@ class Bench:
     def cut(self, start: dict[str, Any] | None, end: dict[str, Any], **more: Any) -> dict[str, Any]:
         """Return what ``partitions`` is answered."""
         request = {"import": "in", "session": "one", "start": start, "end": end, **more}
-        return self.host.plan_slices(request)
+        return ask(self.host.slices.plan_slices, request)
 
 
 def bench(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
@@ -127,7 +133,7 @@ def bench(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
             return one.call(action, body)
 
-    for module in ("offset_planner", "slice_planner"):
+    for module in ("plan_requests", "slice_planner"):
         monkeypatch.setattr(f"pe_agent.agent.imports.{module}.AgentClient", Client)
     monkeypatch.setattr(PeerAgents, "heads", lambda _, export: one.known.get(export))
     return one

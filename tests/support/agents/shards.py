@@ -20,7 +20,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.sink import Staged, StreambrokerStreamWriter
-from pe_agent.datasource.source import Slice, StreambrokerStreamReader
+from pe_agent.datasource.slice_reader import Slice
+from pe_agent.datasource.source import StreambrokerStreamReader
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.agents.agents import SCHEMA, AgentProcess, Pair, Reading, pair
 from support.processes.waiting import until

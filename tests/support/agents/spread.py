@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,11 @@ from pe_agent.agent.shards.shard_store import ShardStore
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
 from pe_agent.transport.flight_errors import AgentUnreachableError
+from streambroker_core.wire.agent_rpc.codec import to_json
+from streambroker_core.wire.agent_rpc.publisher import AgentAddress
+from streambroker_core.wire.agent_rpc.stages import SealedBlocks, StageSeal, StageVerify
 from support.agents.exports import DDL, SCHEMA, Bench, rows
+from support.agents.rpc import ask
 
 HOME = "default/feed/0"
 ONE, TWO = "default/feed/1", "default/feed/2"
@@ -91,30 +95,31 @@ class Job:
         self.home.reopen()
         return self.connect()
 
-    def staging_agents(self) -> list[dict[str, str]]:
-        return [{"pe": pe, "location": "", "token": ""} for pe in (ONE, TWO)]
+    def staging_agents(self) -> list[AgentAddress]:
+        return [AgentAddress(pe=pe, location="", token="") for pe in (ONE, TWO)]
 
-    def seal(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-        for pe in bodies:
+    def seal(self, requests: Mapping[str, StageSeal]) -> dict[str, Sequence[SealedBlocks]]:
+        for pe in requests:
             if pe in self.away:
                 raise AgentUnreachableError(f"{pe} does not answer")
-        told = {pe: self.hosts[pe].seal(body)["stages"] for pe, body in bodies.items()}
+        told = {pe: self.hosts[pe].seal(one).stages for pe, one in requests.items()}
         self.after_seal()
         return told
 
     def find_broken(
-        self, bodies: Mapping[str, dict[str, Any]]
-    ) -> dict[str, dict[str, dict[str, str]]]:
-        for pe in bodies:
+        self, requests: Mapping[str, StageVerify]
+    ) -> dict[str, Mapping[str, Mapping[str, str]]]:
+        for pe in requests:
             if pe in self.away:
                 raise AgentUnreachableError(f"{pe} does not answer")
-        self.asked += [*bodies]
-        return {pe: self.hosts[pe].verify(body)["broken"] for pe, body in bodies.items()}
+        self.asked += [*requests]
+        return {pe: self.hosts[pe].verify(one).broken for pe, one in requests.items()}
 
     def admit(self, batch: int) -> dict[str, Any]:
-        return self.home.export.publisher.admit(
+        admitted = self.home.export.publisher.admit(
             query="q", run="r", batch=batch, ddl=DDL, renewed=None, schema=SCHEMA
         )
+        return dict(to_json(admitted))
 
     def stage(self, at: str, batch: int, *batches: pa.RecordBatch) -> dict[str, Any]:
         if at == HOME:
@@ -137,11 +142,11 @@ class Job:
         for pe, host in self.hosts.items():
             for owed in export.shards.pending_counts(pe):
                 body = {"export": export.key, "stream": owed.stream, "epochs": [owed.epoch]}
-                counted = host.count({**body, "filter": owed.filter})
-                export.shards.settle_count(owed, counted["rows"][owed.epoch])
-            known = host.release({"home": HOME, "exports": {}})["streams"].get(export.key, [])
+                counted = ask(host.count, {**body, "filter": owed.filter})
+                export.shards.settle_count(owed, counted["rows"][str(owed.epoch)])
+            known = ask(host.release, {"home": HOME, "exports": {}})["streams"].get(export.key, [])
             levels = export.shards.retained_levels(pe, known)
-            host.release({"home": HOME, "exports": {export.key: levels}})
+            ask(host.release, {"home": HOME, "exports": {export.key: levels}})
 
     def read(self, epoch: int, filter_: str | None = None) -> dict[str, list[int]]:
         """Return column ``n`` of a planned epoch, by the agent that has it."""

@@ -31,7 +31,8 @@ from pe_agent.datasource.lease import Lease
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.packer import Packing
 from pe_agent.datasource.sink import StreambrokerStreamWriter
-from pe_agent.datasource.source import Slice, StreambrokerStreamReader
+from pe_agent.datasource.slice_reader import Slice, SliceReader
+from pe_agent.datasource.source import StreambrokerStreamReader
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentTrust
 from streambroker_core.model import PeKey
@@ -273,7 +274,7 @@ def _read(home: _Served, alerts: _Served) -> None:
         "frames": ["frame-1"],
     }
     alerts.client.call("query.begin", **query, foreign=False)
-    peers = alerts.agent.imports.peers
+    peers = alerts.agent.imports.state.peers
     watched = _Watch(home.location, {EXPORT: {IMPORT: None}})
     peers._watch_once(AgentClient(home.location), watched)
     packing = Packing(columns=DDL, input="in", log=True)
@@ -291,11 +292,12 @@ def _read(home: _Served, alerts: _Served) -> None:
                 for one in reader.partitions(start, end):
                     assert isinstance(one, Slice)
                     if "location" in one.value:
-                        list(reader._read_blocks({**one.value, "query": "query-3"}))
+                        slices = SliceReader(one, reader._options, STRUCT, reader._client)
+                        list(slices.read_blocks({**one.value, "query": "query-3"}))
             start = end
-        reader._limit = None
+        reader._calls.limit = None
         reader._prefetch(start)
-        alerts.client.call("reader.renew", reader=start["reader"], session=reader._session)
+        alerts.client.call("reader.renew", reader=start["reader"], session=reader._calls._session)
     _fill(home, alerts)
     routes = alerts.agent.routes.find_import("trades")
     assert routes is not None

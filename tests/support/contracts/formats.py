@@ -30,7 +30,6 @@ from pe_agent.agent.exports.stream.manifests import (
     RemoteBlock,
     Stage,
 )
-from pe_agent.agent.imports import available_now as heads
 from pe_agent.agent.shards import read_grant as grants
 from pe_agent.agent.state.control_log import ControlLog
 from pe_agent.agent.state.route_table import RouteTable
@@ -567,7 +566,6 @@ FIELDS: Mapping[str, Any] = {
     "note hold": notes.WatermarkHold,
     "note latest": notes.LatestEventTime,
     "file of ticks": TickPlan,
-    "answer of reader.heads": heads._HeadsResult,
     "version of a table": versions.Version,
     "option --limit": RestLimits,
     "problem of a what-if": ForecastProblem,

@@ -38,10 +38,13 @@ STATE = "pe_agent.agent.exports.export_state:ExportState"
 READERS = "pe_agent.agent.imports.readers:ImportReaders"
 STREAMS = "pe_agent.agent.exports.stream.export_stream:ExportStream"
 IMPORTS = "pe_agent.agent.imports.offset_planner:OffsetPlanner"
+PLAN_REQUESTS = "pe_agent.agent.imports.plan_requests:PlanRequests"
+SLICES = "pe_agent.agent.imports.slice_planner:SlicePlanner"
 CONTROL_LOG = "pe_agent.agent.state.control_log:ControlLog"
 LOG = "pe_agent.log.log:StreamLog"
 SINK = "pe_agent.datasource.sink:StreambrokerStreamWriter"
 SOURCE = "pe_agent.datasource.source:StreambrokerStreamReader"
+SLICE_READER = "pe_agent.datasource.slice_reader:SliceReader"
 STAND_IN = "support.cuts.queries"
 
 
@@ -128,26 +131,26 @@ FAILING: dict[str, Step] = {
 
 IMPORTING: dict[str, Step] = {
     "latestOffset asked": _before(f"{IMPORTS}.next_offset", 5, AGENT),
-    "before plan": _before(f"{IMPORTS}._call_plan", 2, AGENT),
+    "before plan": _before(f"{PLAN_REQUESTS}._call", 2, AGENT),
     "plan asked": _before(f"{PLANS}.plan", 2, FEED_AGENT),
     "acknowledged, before the plan": _after(f"{PLANS}._finish_plan", 2, FEED_AGENT),
     "planned, before the reader is saved": _before(f"{STATE}.save_reader", 3, FEED_AGENT),
     "plan saved, not answered": _after(f"{PLANS}.plan", 2, FEED_AGENT),
-    "plan answered, before the streams are remembered": _after(f"{IMPORTS}._call_plan", 2, AGENT),
+    "plan answered, before the streams are remembered": _after(f"{PLAN_REQUESTS}._call", 2, AGENT),
     "offset made, not answered": _after(f"{IMPORTS}._advance", 2, AGENT),
     "offset answered, before it is in the checkpoint": _before(
         f"{STAND_IN}:Importing.plan", 2, DRIVER
     ),
     "offset in the checkpoint, before partitions": _before(f"{SOURCE}.partitions", 2, DRIVER),
-    "partitions asked": _before(f"{IMPORTS}.plan_slices", 2, AGENT),
+    "partitions asked": _before(f"{SLICES}.plan_slices", 2, AGENT),
     "plan asked again": _before(f"{PLANS}.register_plan", 2, FEED_AGENT),
     "planned again, not answered": _after(f"{PLANS}.register_plan", 2, FEED_AGENT),
-    "partitions made, not answered": _after(f"{IMPORTS}.plan_slices", 2, AGENT),
+    "partitions made, not answered": _after(f"{SLICES}.plan_slices", 2, AGENT),
     "partitions answered, before the tasks": _after(f"{SOURCE}.partitions", 2, DRIVER),
     "before read": _before(f"{SOURCE}.read", 2, WORKER),
     "read asked": _before(f"{PLANS}.find_readable", 2, FEED_AGENT),
     "between two blocks of a read": _after(f"{PLANS}.count_block", 6, FEED_AGENT),
-    "between two blocks in the task": _after(f"{SOURCE}._cast_batch", 6, WORKER),
+    "between two blocks in the task": _after(f"{SLICE_READER}._cast_batch", 6, WORKER),
     "all read, before the sink": _before(f"{STAND_IN}:Importing.write", 2, WORKER),
     "in the task's file of the sink": _after(f"{STAND_IN}:Importing.write", 2, WORKER),
     "before the sink's commit": _before(f"{STAND_IN}:Importing.sink", 2, DRIVER),

@@ -10,6 +10,7 @@ import pytest
 from pe_agent.datasource import lease as asking
 from pe_agent.datasource.lease import Prefetcher
 from pe_agent.transport.flight_errors import AgentUnreachableError
+from streambroker_core.wire.agent_rpc.reader import NextOffset
 from support.processes.waiting import until
 
 SECONDS = 10.0
@@ -22,9 +23,9 @@ class Agent:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.may = threading.Event()
-        self.answer: dict[str, Any] | Exception = {"offset": None}
+        self.answer: NextOffset | Exception = NextOffset(offset=None)
 
-    def __call__(self, start: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, start: dict[str, Any]) -> NextOffset:
         may = self.may
         self.asked.append(start)
         assert may.wait(SECONDS)
@@ -50,9 +51,9 @@ def test_while_there_is_no_answer_there_is_nothing_new_and_nobody_asks_again(
     agent: Agent, ahead: Prefetcher
 ) -> None:
     for _ in range(5):
-        assert ahead.poll(START, 0.0) == {"offset": None}
+        assert ahead.poll(START, 0.0) == NextOffset(offset=None)
     until(lambda: agent.asked, SECONDS, "the question")
-    agent.answer = {"offset": {"reader": "r", "v": 1}}
+    agent.answer = NextOffset(offset={"reader": "r", "v": 1})
     agent.may.set()
     assert ahead.poll(START, SECONDS) == agent.answer
     assert agent.asked == [START]
@@ -73,8 +74,8 @@ def test_an_answer_that_has_lain_is_asked_for_anew(
     agent: Agent, ahead: Prefetcher, monkeypatch: pytest.MonkeyPatch, offset: Any
 ) -> None:
     """By now there may be more to read than the thread was told."""
-    agent.answer = {"offset": offset}
-    assert ahead.poll(START, 0.0) == {"offset": None}
+    agent.answer = NextOffset(offset=offset)
+    assert ahead.poll(START, 0.0) == NextOffset(offset=None)
     agent.may.set()
     until(ahead._done.is_set, SECONDS, "the answer")
     monkeypatch.setattr(asking, "FRESH_SECONDS", -SECONDS)
@@ -89,24 +90,24 @@ def test_an_error_comes_to_who_looks(agent: Agent, ahead: Prefetcher) -> None:
     agent.answer = AgentUnreachableError("away")
     with pytest.raises(AgentUnreachableError):
         ahead.poll(START, SECONDS)
-    agent.answer = {"offset": None}
-    assert ahead.poll(START, SECONDS) == {"offset": None}
-    assert ahead.poll(START, SECONDS) == {"offset": None}
+    agent.answer = NextOffset(offset=None)
+    assert ahead.poll(START, SECONDS) == NextOffset(offset=None)
+    assert ahead.poll(START, SECONDS) == NextOffset(offset=None)
     assert agent.asked == [START] * 3
 
 
 def test_what_was_asked_behind_another_offset_is_not_taken(agent: Agent, ahead: Prefetcher) -> None:
     ahead.note_empty({"reader": "older"})
-    assert ahead.poll({"reader": "older"}, 0.0) == {"offset": None}
+    assert ahead.poll({"reader": "older"}, 0.0) == NextOffset(offset=None)
     ahead.note_empty(START)
     until(lambda: agent.asked, SECONDS, "the older question")
     older, late = ahead._done, agent.may
     agent.may = threading.Event()
-    agent.answer = {"offset": {"reader": "newer"}}
-    assert ahead.poll(START, 0.0) == {"offset": None}
+    agent.answer = NextOffset(offset={"reader": "newer"})
+    assert ahead.poll(START, 0.0) == NextOffset(offset=None)
     agent.may.set()
     until(ahead._done.is_set, SECONDS, "the newer answer")
-    agent.answer = {"offset": {"reader": "older"}}
+    agent.answer = NextOffset(offset={"reader": "older"})
     late.set()
     until(older.is_set, SECONDS, "the older answer")
-    assert ahead.poll(START, SECONDS) == {"offset": {"reader": "newer"}}
+    assert ahead.poll(START, SECONDS) == NextOffset(offset={"reader": "newer"})

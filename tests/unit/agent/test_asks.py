@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.server.plan_request import (
-    MAX_LEASE,
-    BodyInvalidError,
-    parse_plan_request,
-    read_ranges,
-)
+from pe_agent.agent.server.caller_checks import MAX_LEASE, BodyInvalidError, perform
 from streambroker_core.ledger.plan import PlanRequest
+from streambroker_core.wire.agent_rpc.codec import Actions
+from streambroker_core.wire.agent_rpc.peer import PeerReplan
+from support.agents.rpc import parse_plan_request
 
 BODY: dict[str, Any] = {
+    "export": "default/feed/0/trades",
     "reader": "0" * 32,
     "import": "default/alerts/0/trades",
     "positions": {"s": 3},
@@ -111,10 +110,18 @@ def test_a_field_that_is_not_what_it_has_to_be_is_named(field: str, value: Any) 
         parse_plan_request({**BODY, field: value}, "peer.plan")
 
 
+def read_ranges(ranges: object) -> object:
+    found: list[PeerReplan] = []
+    actions = Actions()
+    actions.on(PeerReplan, found.append)
+    perform(actions, "peer.replan", {**BODY, "ranges": ranges})
+    return found[0].ranges
+
+
 def test_ranges_are_two_numbers_in_order() -> None:
-    assert read_ranges({"ranges": {"s": [0, 2], "t": [3, 3]}}) == {"s": (0, 2), "t": (3, 3)}
+    assert read_ranges({"s": [0, 2], "t": [3, 3]}) == {"s": (0, 2), "t": (3, 3)}
     for wrong in (None, 3, [], [1], [2, 1], [-1, 2], ["a", "b"], [0, 1.5], [False, True]):
         with pytest.raises(BodyInvalidError, match=r"peer\.replan"):
-            read_ranges({"ranges": {"s": wrong}})
+            read_ranges({"s": wrong})
     with pytest.raises(BodyInvalidError):
-        read_ranges({"ranges": [0, 1]})
+        read_ranges([0, 1])

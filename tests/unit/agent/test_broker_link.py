@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pe_agent.agent.actions import job_actions
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker import link as broker_link
 from pe_agent.agent.broker.link import (
@@ -197,7 +198,7 @@ def test_the_broker_is_to_hear_of_an_end_and_of_what_takes_it_back_and_of_no_oth
     link: BrokerLink,
 ) -> None:
     hosts = link._agent
-    hosts.actions["declare"]({"kind": "export", "port": "out", "spec": None})
+    job_actions(hosts).handle("declare", {"kind": "export", "port": "out", "spec": None})
     export, heard = hosts.get_export("out"), list[bool]()
     steps: list[Callable[[], Any]] = [
         lambda: hosts.notifier.notify(export.key),

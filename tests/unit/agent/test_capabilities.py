@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.agent import Agent
+from pe_agent.agent.agent import Agent, AuthorizedRead
 from pe_agent.agent.broker import link as broker_link
 from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.transport.broker_client import BrokerAnswer
 from streambroker_core.errors import CapabilityError
 from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.model import PeKey, PortKey
+from streambroker_core.wire.agent_rpc.codec import decode
+from streambroker_core.wire.agent_rpc.peer import PeerCredentials
 from streambroker_core.wire.broker import capability
 from streambroker_core.wire.broker.capability import DAY_S
 from streambroker_core.wire.broker.view import (
@@ -61,10 +63,14 @@ def routed(hosts: Agent, *imports: str) -> None:
     hosts.routes.apply(with_version(View(pe=hosts.pe, exports={"trades": port})))
 
 
+def authorize(hosts: Agent, shown: dict[str, Any], *, planned: bool = False) -> AuthorizedRead:
+    return hosts.authorize_peer(decode(PeerCredentials, shown), planned=planned)
+
+
 def opens(hosts: Agent, ends: float | None) -> bool:
     asked = {"export": EXPORT, "import": IMPORT, "reader": "new", "capability": token(ends)}
     try:
-        hosts.authorize_peer(asked)
+        authorize(hosts, asked)
     except CapabilityError as error:
         if error.reason != "expired":
             raise
@@ -97,7 +103,7 @@ def test_one_that_is_not_genuine_opens_nothing_whatever_it_says(feed: Agent) -> 
     for ends in (None, 0, time.time() + 1000):
         asked = {"export": EXPORT, "import": IMPORT, "capability": token(ends)}
         with pytest.raises(CapabilityError, match="forged"):
-            feed.authorize_peer(asked)
+            authorize(feed, asked)
 
 
 def test_a_known_reader_shows_a_capability_or_its_pass_and_its_id_alone_is_nothing(
@@ -112,20 +118,18 @@ def test_a_known_reader_shows_a_capability_or_its_pass_and_its_id_alone_is_nothi
     for shown in (None, token(None) + "x"):
         for more in ({}, others):
             with pytest.raises(CapabilityError):
-                feed.authorize_peer({**asked, **more, "capability": shown}, planned=True)
+                authorize(feed, {**asked, **more, "capability": shown}, planned=True)
         with pytest.raises(CapabilityError):
-            feed.authorize_peer({**asked, **own, "capability": shown})
-        assert not feed.authorize_peer({**asked, **own, "capability": shown}, planned=True).granted
-    assert feed.authorize_peer({**asked, "capability": token(None)}).granted
+            authorize(feed, {**asked, **own, "capability": shown})
+        assert not authorize(feed, {**asked, **own, "capability": shown}, planned=True).granted
+    assert authorize(feed, {**asked, "capability": token(None)}).granted
     with pytest.raises(CapabilityError):
-        feed.authorize_peer(
-            {**asked, **others, "reader": "other", "capability": None}, planned=True
-        )
+        authorize(feed, {**asked, **others, "reader": "other", "capability": None}, planned=True)
 
     routed(feed, "default/other/0/trades")
-    assert feed.authorize_peer({**asked, **own, "capability": None}).granted
+    assert authorize(feed, {**asked, **own, "capability": None}).granted
     with pytest.raises(CapabilityError):
-        feed.authorize_peer({**asked, "capability": None})
+        authorize(feed, {**asked, "capability": None})
 
 
 # -- the importer's agent ------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pe_agent.agent.actions import job_actions
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.state.store import StoreError
 from streambroker_core.ledger.plan import PlanRequest
@@ -34,7 +35,7 @@ def home(tmp_path: Path) -> Path:
     home = tmp_path / "agent"
     home.mkdir()
     hosts = started(home)
-    hosts.actions["declare"]({"kind": "export", "port": "trades", "spec": None})
+    job_actions(hosts).handle("declare", {"kind": "export", "port": "trades", "spec": None})
     export = hosts.get_export("trades")
     export.set_routes({IMPORT: "wait"})
     export.set_routes({})

@@ -17,6 +17,7 @@ from pe_agent.datasource.source import ExportRefusesError, StreambrokerStreamRea
 from pe_agent.transport.agent_client import AgentClient
 from streambroker_core.errors import StreambrokerError
 from support.agents.imports import A, B, Bench, answer, away, bench, plan, refused
+from support.agents.rpc import ask
 from support.agents.sources import SCHEMA
 from support.processes.waiting import until
 
@@ -85,13 +86,13 @@ def test_a_query_has_ended_when_all_its_readers_have(made: Bench, ended: set[str
     one, two = made.offset(), made.next(None, **{"import": "too"})["offset"]
     told: dict[str, Any] = {"query": "q", "run": "r", "exports": [], "foreign": False}
     told["frames"] = ["f1", "f2"]
-    made.host.begin_query(told)
+    ask(made.host.begin_query, told)
     ended.add(A)
     assert made.next(one, frame="f1")["ended"]
-    assert made.host.begin_query(told) == {"ended": False}
+    assert ask(made.host.begin_query, told) == {"ended": False}
     assert made.next(two, frame="f2", aside=True, **{"import": "too"})["ended"]
-    assert made.host.begin_query(told) == {"ended": True}
-    assert made.host.begin_query({**told, "foreign": True}) == {"ended": False}
+    assert ask(made.host.begin_query, told) == {"ended": True}
+    assert ask(made.host.begin_query, {**told, "foreign": True}) == {"ended": False}
 
 
 def test_an_end_and_what_comes_after_it_are_news(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +124,7 @@ def own(made: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
         def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
-            return made.host.next_offset(body) if action == "reader.next" else {}
+            return ask(made.host.next_offset, body) if action == "reader.next" else {}
 
     monkeypatch.setattr("pe_agent.datasource.source.AgentClient", Own)
     monkeypatch.setattr("pe_agent.datasource.source.PREFETCH_WAIT_SECONDS", 0.01)
@@ -262,13 +263,13 @@ def test_a_query_that_stops_at_the_end_fails_when_only_what_refuses_is_left(
 ) -> None:
     made.connect(A)
     made.replies[A] = misfit
-    made.host.begin_query({**TOLD, "frames": ["f"]})
+    ask(made.host.begin_query, {**TOLD, "frames": ["f"]})
     how = Options("in", "own", "", stop_at_end=stops, reconnect=0.2, frame="f")
     source = StreambrokerStreamReader(SCHEMA, how)
     first = source.latestOffset(source.initialOffset(), ReadAllAvailable())
     met = asked_for(source, first, SECONDS if stops else 1.0)
     assert isinstance(met, ExportRefusesError) == stops
-    assert made.host.begin_query({**TOLD, "frames": ["f"]}) == {"ended": False}
+    assert ask(made.host.begin_query, {**TOLD, "frames": ["f"]}) == {"ended": False}
     source.stop()
 
 
@@ -277,7 +278,7 @@ def test_such_a_query_reads_its_other_imports_to_their_end_before(
 ) -> None:
     made.connect(A, ports=("in", "too"))
     made.replies[A] = lambda body: misfit(body) if body["import"].endswith("/in") else answer()
-    made.host.begin_query({**TOLD, "frames": ["f", "g"]})
+    ask(made.host.begin_query, {**TOLD, "frames": ["f", "g"]})
     one, two = made.offset(), made.next(None, **{"import": "too"})["offset"]
     assert "left" not in made.next(one, frame="f")
     assert "left" not in made.next(two, frame="g", aside=True, **{"import": "too"})
@@ -286,5 +287,5 @@ def test_such_a_query_reads_its_other_imports_to_their_end_before(
     assert made.next(two, frame="g", aside=True, **{"import": "too"})["ended"]
     told = made.next(one, frame="f")
     assert (told["left"] > 0, list(told["refused"])) == (True, [A])
-    made.host.begin_query({**TOLD, "frames": ["f", "g"], "foreign": True})
+    ask(made.host.begin_query, {**TOLD, "frames": ["f", "g"], "foreign": True})
     assert "left" not in made.next(one, frame="f")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pe_agent.agent.broker.commands import CommandRunner
 from pe_agent.agent.exports.control_sender import ExportFullError
+from streambroker_core.wire.agent_rpc.codec import Actions
 from streambroker_core.wire.broker.agent_commands import (
     EMIT,
     EMITTED,
@@ -43,6 +44,16 @@ class Broker:
         return encode_commands(list(self.errands.values()))
 
 
+class Performed(Actions):
+    """Actions by functions of the body."""
+
+    def __init__(self, handlers: Mapping[str, Callable[[Any], dict[str, Any]]]) -> None:
+        self.handlers = handlers
+
+    def handle(self, action: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self.handlers[action](body)
+
+
 def emitted(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": f"log/{body['seq']}"}
 
@@ -57,7 +68,7 @@ def broken(_body: Mapping[str, Any]) -> dict[str, Any]:
 
 def test_errands_are_done_in_their_order_and_each_is_answered() -> None:
     broker = Broker(*(make_command(EMITTED, {"seq": n}, id_of(n)) for n in range(3)))
-    CommandRunner({EMITTED: emitted}, broker).run_pending()
+    CommandRunner(Performed({EMITTED: emitted}), broker).run_pending()
 
     assert broker.answers == [
         CommandResult(id=id_of(n), answer={"id": f"log/{n}"}) for n in range(3)
@@ -71,7 +82,9 @@ def test_what_fails_is_answered_with_its_code_and_the_next_one_is_done() -> None
         make_command(EMITTED, {}, id_of(2)),
         make_command(EMITTED, {"seq": 3}, id_of(3)),
     )
-    CommandRunner({EMIT: full, EMITTED: emitted, "broken": emitted}, broker).run_pending()
+    CommandRunner(
+        Performed({EMIT: full, EMITTED: emitted, "broken": emitted}), broker
+    ).run_pending()
 
     refused, unknown, failed, done = broker.answers
     assert (refused.code, refused.detail) == ("ExportFull", "the log is full.")
@@ -88,7 +101,7 @@ def test_no_broker_can_ask_for_more_than_is_meant_for_it() -> None:
         stopped.append(given)
         return {}
 
-    CommandRunner({"stop": stop}, broker).run_pending()
+    CommandRunner(Performed({"stop": stop}), broker).run_pending()
 
     assert (stopped, broker.answers[0].code) == ([], "ErrandUnknown")
 
@@ -96,7 +109,7 @@ def test_no_broker_can_ask_for_more_than_is_meant_for_it() -> None:
 def test_answers_that_did_not_arrive_are_given_when_it_is_woken_again() -> None:
     broker = Broker(make_command(EMITTED, {"seq": 0}, id_of(0)))
     broker.away = 1
-    errands = CommandRunner({EMITTED: emitted}, broker)
+    errands = CommandRunner(Performed({EMITTED: emitted}), broker)
     errands.start()
     errands.wake()
     until(lambda: not broker.away, 30, "the first try")

@@ -11,7 +11,10 @@ import pytest
 
 from pe_agent.agent.imports import backpressure as gates
 from streambroker_core.ledger.retention import BlockingReader
+from streambroker_core.wire.agent_rpc.codec import decode
+from streambroker_core.wire.agent_rpc.job import QueryBegin
 from support.agents.imports import A, Bench, answer, bench, plan
+from support.agents.rpc import ask
 from support.processes.waiting import until
 
 LONG = 60.0
@@ -33,7 +36,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def begin(made: Bench, *frames: str, query: str | None = "q", **more: Any) -> None:
     told = {"query": query, "run": "r", "exports": [], "foreign": False, **more}
-    made.host.queries.begin({**told, "frames": list(frames)})
+    made.host.queries.begin(decode(QueryBegin, {**told, "frames": list(frames)}))
 
 
 class Asked:
@@ -118,9 +121,9 @@ def test_a_query_that_is_about_to_start_is_the_one_that_then_runs(made: Bench) -
     assert made.host.status()["queries"] == {
         "q": {"exports": ["out"], "imports": 1, "foreign": False, "gated": False}
     }
-    made.host.queries.end({"query": "q", "run": "another"})
+    ask(made.host.queries.end, {"query": "q", "run": "another"})
     assert made.host.status()["queries"]
-    made.host.queries.end({"query": "q", "run": "r"})
+    ask(made.host.queries.end, {"query": "q", "run": "r"})
     assert made.host.status()["queries"] == {}
 
 

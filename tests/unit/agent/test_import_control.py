@@ -12,6 +12,7 @@ from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.ledger.losses import DataLossError
 from streambroker_core.ledger.offset import Offset, ranges
 from support.agents.imports import A, B, Bench, answer, bench, plan
+from support.agents.rpc import ask
 
 CONTROL: dict[str, Any] = {"control": ["wm"]}
 LOG: dict[str, Any] = {**CONTROL, "log": True}
@@ -23,7 +24,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def put(made: Bench, request: str) -> None:
-    made.host.control_log.append(request, {"type": "set", "payload": request})
+    made.host.state.control_log.append(request, {"type": "set", "payload": request})
 
 
 def test_a_reader_of_rows_says_nothing_of_control(made: Bench) -> None:
@@ -124,7 +125,7 @@ def test_a_new_reader_begins_at_the_end_of_the_log_and_reads_from_there(made: Be
     import_ = made.routes.find_import("in")
     assert import_ is not None
     made.replies[A] = lambda _: answer()
-    log = made.host.control_log.id
+    log = made.host.state.control_log.id
     first = made.next(None, **LOG)["offset"]
     assert first["control"] == {log: 0}, "start is earliest: at the first entry"
     second = made.next(first, **LOG)["offset"]
@@ -143,7 +144,7 @@ def test_what_the_log_has_before_a_reader_begins_comes_before_its_first_rows(mad
     made.connect(A)
     put(made, "before")
     made.replies[A] = lambda _: answer(plan("s", 0, 2))
-    log = made.host.control_log.id
+    log = made.host.state.control_log.id
     first = made.next(None, **LOG)["offset"]
     assert (first["control"], first["streams"]) == ({log: 0}, {})
     second = made.next(first, **LOG)["offset"]
@@ -155,7 +156,7 @@ def test_a_reader_that_begins_with_nothing_in_the_log_reads_at_once(made: Bench)
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 2))
     first = made.next(None, **LOG)["offset"]
-    assert first["control"] == {made.host.control_log.id: 0}
+    assert first["control"] == {made.host.state.control_log.id: 0}
     assert set(first["streams"]) == {"s"}
 
 
@@ -172,7 +173,7 @@ def test_an_import_without_routes_begins_at_the_end_and_an_old_log_is_replaced(
 ) -> None:
     made.declared.add("in")
     put(made, "before")
-    log = made.host.control_log.id
+    log = made.host.state.control_log.id
     first = made.next(None, **LOG)["offset"]
     assert first["control"] == {log: 1}
     lost = {**first, "control": {"lost": 7}}
@@ -189,7 +190,7 @@ def test_an_import_without_routes_begins_at_the_end_and_an_old_log_is_replaced(
 
 def test_a_run_up_to_a_limit_reads_the_log_up_to_it(made: Bench) -> None:
     made.declared.add("in")
-    log = made.host.control_log.id
+    log = made.host.state.control_log.id
     first = made.next(None, **LOG)["offset"]
     for n in range(3):
         put(made, str(n))
@@ -204,11 +205,11 @@ def test_a_reader_that_does_not_carry_the_log_keeps_what_its_offset_has(made: Be
     first = made.next(None, **LOG)["offset"]
     put(made, "x")
     assert made.next(first, **CONTROL) == {"offset": None}
-    readers = made.host.control_log.entry(0)["readers"]
+    readers = made.host.state.control_log.entry(0)["readers"]
     assert readers == [{"reader": first["reader"], "applied": False}]
     second = made.next(first, **LOG)["offset"]
     made.next(second, **LOG)
-    assert made.host.control_log.entry(0)["applied"] is True
+    assert made.host.state.control_log.entry(0)["applied"] is True
 
 
 def test_what_the_log_takes_of_a_window_exporters_do_not_get(made: Bench) -> None:
@@ -216,7 +217,7 @@ def test_what_the_log_takes_of_a_window_exporters_do_not_get(made: Bench) -> Non
     made.replies[A] = lambda _: answer()
     first = made.next(None, **LOG)["offset"]
     put(made, "x")
-    size = made.host.control_log.size(0, 1)
+    size = made.host.state.control_log.size(0, 1)
     made.next(first, **LOG)
     _, body = made.asked[-1]
     assert (body["tuples"], body["payload"]) == (MAX_TUPLES - 1, MAX_BYTES - size)
@@ -225,7 +226,7 @@ def test_what_the_log_takes_of_a_window_exporters_do_not_get(made: Bench) -> Non
 def test_one_source_of_a_query_carries_the_log(made: Bench) -> None:
     made.declared |= {"in", "other"}
     frames = {"query": "q", "run": "r", "exports": [], "frames": ["a", "b"], "foreign": False}
-    made.host.begin_query(frames)
+    ask(made.host.begin_query, frames)
     first = made.next(None, frame="a", **LOG)["offset"]
     more = {"import": "other", "session": "two", "frame": "b"}
     with pytest.raises(ControlLogTwiceError, match="alerts/0/in and default/alerts/0/other"):

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 
 from pe_agent.agent.imports.available_now import RoutesUnknownError
-from pe_agent.agent.imports.offset_planner import PortNotDeclaredError
+from pe_agent.agent.imports.import_state import PortNotDeclaredError
 from pe_agent.agent.imports.peer_agents import PeerAgents
 from pe_agent.agent.imports.readers import ReaderInUseError
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.ledger.offset import Offset, ranges
 from streambroker_core.ledger.planner import ReadersExceededError
 from streambroker_core.ledger.routes import NotRoutedError
+from streambroker_core.wire.agent_rpc.peer import ExportHead
 from streambroker_core.wire.broker.view import ImportRoute, with_version
 from support.agents.imports import A, B, Bench, Reply, answer, away, bench, plan, refused
+from support.agents.rpc import ask
 from support.processes.waiting import until
 
 
@@ -179,8 +181,8 @@ def test_a_lease_is_given_to_one_process_at_a_time(made: Bench) -> None:
     made.declared.add("in")
     first = made.offset()
     busy = made.next(first, session="two")["busy"]
-    assert made.host.readers.renew(first["reader"], "one")
-    assert not made.host.readers.renew(first["reader"], "two")
+    assert made.host.state.readers.renew(first["reader"], "one")
+    assert not made.host.state.readers.renew(first["reader"], "two")
     with pytest.raises(ReaderInUseError):
         made.next(first, session="two", renewals=busy["renewals"])
 
@@ -195,7 +197,7 @@ def test_a_checkpoint_is_of_one_import(made: Bench) -> None:
         for use in (made.next, lambda e, **more: made.cut(None, e, **more)):
             with pytest.raises(NotRoutedError, match="import default/alerts/0/in, not of default"):
                 use(end, **{"import": "other"})
-        made.host.peers.close()
+        made.host.state.peers.close()
         made.store.close()
         made.open()
     assert len(made.asked) == asked
@@ -214,7 +216,7 @@ def test_slices_are_the_same_whenever_they_are_cut_and_by_whom(made: Bench) -> N
 
     made.replies = {A: blocks, B: blocks}
     request = {"import": "in", "session": "one", "start": None, "end": end}
-    cut = made.host.plan_slices(request)["slices"]
+    cut = ask(made.host.slices.plan_slices, request)["slices"]
     assert [(s["export"], s["pieces"]) for s in cut] == [
         (A, [[0, 0, 1]]),
         (A, [[0, 1, 2], [1, 0, 1]]),
@@ -223,7 +225,7 @@ def test_slices_are_the_same_whenever_they_are_cut_and_by_whom(made: Bench) -> N
     made.store.close()
     made.open()
     made.connect()
-    again = made.host.plan_slices(request)["slices"]
+    again = ask(made.host.slices.plan_slices, request)["slices"]
     assert [dict(s) for s in again] == [dict(s) for s in cut]
 
 
@@ -235,7 +237,10 @@ def test_a_revocation_stops_what_is_planned_and_leaves_the_rest_of_the_import(ma
     made.replies[A] = refused("Revoked")
     made.replies[B] = lambda _: {"blocks": {"t": {"0": [[1, 1]]}}}
     with pytest.raises(AgentRefusedError) as caught:
-        made.host.plan_slices({"import": "in", "session": "one", "start": None, "end": end})
+        ask(
+            made.host.slices.plan_slices,
+            {"import": "in", "session": "one", "start": None, "end": end},
+        )
     assert caught.value.code == "Revoked"
     made.replies[B] = lambda _: answer(plan("t", 1, 2))
     later = made.offset(end)
@@ -249,25 +254,30 @@ def test_a_stream_that_no_exporter_has_is_waited_for_by_name(made: Bench) -> Non
     end = {**end, "streams": {"elsewhere": {"from": 0, "next": 2}}}
     request = {"import": "in", "session": "one", "start": None, "end": end}
     with pytest.raises(AgentUnreachableError, match="has stream elsewhere"):
-        made.host.plan_slices(request)
+        ask(made.host.slices.plan_slices, request)
     made.known[A] = {"elsewhere": 2}
     made.replies[A] = lambda _: {"blocks": {"elsewhere": {"0": [[1, 1]], "1": [[1, 1]]}}}
-    assert len(made.host.plan_slices(request)["slices"]) == 1
+    assert len(ask(made.host.slices.plan_slices, request)["slices"]) == 1
+
+
+def located(made: Bench, end: dict[str, Any]) -> object:
+    request = {"export": A, "stream": "s", "reader": end["reader"]}
+    return ask(made.host.slices.locate, request)["location"]
 
 
 def test_a_plan_is_read_where_the_exporter_is_now(made: Bench) -> None:
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     end = made.offset()
-    assert made.host.locate(A, "s", end["reader"]) == "grpc+tcp://a:1"
+    assert located(made, end) == "grpc+tcp://a:1"
     view = made.routes.view
     assert view is not None
     route = dataclasses.replace(view.imports["in"].routes[0], location="grpc+tcp://moved:2")
     port = dataclasses.replace(view.imports["in"], routes=(route,))
     made.routes.apply(with_version(dataclasses.replace(view, imports={"in": port})))
-    assert made.host.locate(A, "s", end["reader"]) == "grpc+tcp://moved:2"
+    assert located(made, end) == "grpc+tcp://moved:2"
     made.connect()
-    assert made.host.locate(A, "s", end["reader"]) == "grpc+tcp://a:1"
+    assert located(made, end) == "grpc+tcp://a:1"
 
 
 @pytest.mark.parametrize("seen", ["planned", "cut"])
@@ -289,9 +299,11 @@ def test_an_exporter_that_moved_is_remembered_where_it_was_seen_last(
         made.replies[A] = lambda _: {"blocks": {"s": {}, "t": {}}}
         made.cut(None, end)
     for _ in range(2):
-        assert made.host.readers.renew(end["reader"], "one")
-        assert made.host.readers.unfinished() == [("grpc+tcp://moved:2", A, "default/alerts/0/in")]
-        made.host.peers.close()
+        assert made.host.state.readers.renew(end["reader"], "one")
+        assert made.host.state.readers.unfinished() == [
+            ("grpc+tcp://moved:2", A, "default/alerts/0/in")
+        ]
+        made.host.state.peers.close()
         made.store.close()
         made.open()
 
@@ -319,7 +331,7 @@ def test_a_call_that_was_given_up_asks_no_further_exporter(made: Bench) -> None:
         later = threading.Thread(target=made.next, args=(first,))
         later.start()
         again.append(later)
-        reader = made.host.readers[first["reader"]]
+        reader = made.host.state.readers[first["reader"]]
         until(lambda: reader.calls == 3, 10, "the later call waits its turn")
         made.replies[B] = lambda _: answer()
         return answer(plan("t", 0, 1))
@@ -345,7 +357,7 @@ def test_of_the_calls_that_wait_their_turn_only_the_newest_asks(
     first = made.offset()
     if not routed:
         made.connect()
-    reader = made.host.readers[first["reader"]]
+    reader = made.host.state.readers[first["reader"]]
     made.asked.clear()
     answers: dict[int, dict[str, Any]] = {}
 
@@ -384,13 +396,13 @@ def test_a_lease_goes_on_after_the_agent_was_started_again(made: Bench) -> None:
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     reader = made.offset()["reader"]
-    made.host.peers.close()
+    made.host.state.peers.close()
     made.store.close()
     made.open()
 
-    assert made.host.readers.renew(reader, "one")
-    assert made.host.readers.alive() == {"default/alerts/0/in": [reader]}
-    assert not made.host.readers.renew(reader, "two")
+    assert made.host.state.readers.renew(reader, "one")
+    assert made.host.state.readers.alive() == {"default/alerts/0/in": [reader]}
+    assert not made.host.state.readers.renew(reader, "two")
 
 
 @pytest.mark.parametrize("unaware", [lambda _: answer(routed=True), refused("CapabilityInvalid")])
@@ -402,18 +414,20 @@ def test_an_exporter_whose_route_is_gone_hears_once_how_far_the_reader_came(
     first = made.offset()
     unfinished = [("grpc+tcp://a:1", A, "default/alerts/0/in")]
     made.connect()
-    assert made.host.readers.unfinished() == unfinished
+    assert made.host.state.readers.unfinished() == unfinished
     made.asked.clear()
     made.replies[A] = unaware
     assert made.next(first) == {"offset": None}
-    assert made.host.readers.unfinished() == unfinished, "its agent does not know of the cut yet"
+    assert made.host.state.readers.unfinished() == unfinished, (
+        "its agent does not know of the cut yet"
+    )
     made.replies[A] = lambda _: answer(routed=False)
     assert made.next(first) == {"offset": None}
     assert made.next(first) == {"offset": None}
 
     assert [body["positions"] for _, body in made.asked] == [{"s": 1}, {"s": 1}]
     assert [body["capability"] for _, body in made.asked] == [None, None]
-    assert made.host.readers.unfinished() == []
+    assert made.host.state.readers.unfinished() == []
 
 
 def test_a_plan_that_is_read_again_is_unfinished_again(made: Bench) -> None:
@@ -423,11 +437,14 @@ def test_a_plan_that_is_read_again_is_unfinished_again(made: Bench) -> None:
     made.connect()
     made.replies[A] = lambda _: answer(routed=False)
     made.next(first)
-    assert made.host.readers.unfinished() == []
+    assert made.host.state.readers.unfinished() == []
     made.replies[A] = lambda _: {"blocks": {"s": {"0": [[1, 1]]}}}
-    made.host.plan_slices({"import": "in", "session": "one", "start": None, "end": first})
+    ask(
+        made.host.slices.plan_slices,
+        {"import": "in", "session": "one", "start": None, "end": first},
+    )
 
-    assert made.host.readers.unfinished() != []
+    assert made.host.state.readers.unfinished() != []
 
 
 def test_a_change_is_applied_although_an_exporter_is_away(
@@ -446,14 +463,14 @@ def test_what_an_absent_exporter_has_is_left_for_the_next_run(
 ) -> None:
     made.connect(A, B)
 
-    def ask(_: PeerAgents, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
+    def fetch(_: PeerAgents, route: ImportRoute, import_: str) -> ExportHead:
         if str(route.export) == A:
             raise AgentUnreachableError("gone")
-        return {"t": 7}, True
+        return ExportHead(heads={"t": 7}, ended=True)
 
-    monkeypatch.setattr(PeerAgents, "fetch_heads", ask)
+    monkeypatch.setattr(PeerAgents, "fetch_heads", fetch)
     found = {"heads": {"t": 7}, "missing": [A], "ended": [B], "control": 0}
-    assert made.host.heads("in") == found
+    assert ask(made.host.available_now.heads, {"import": "in"}) == found
     assert made.host.status()["missing"] == {"in": [A]}
 
 
@@ -462,16 +479,19 @@ def test_a_run_waits_for_its_routes_and_then_for_their_agents(
 ) -> None:
     away_for = [2]
 
-    def ask(_: PeerAgents, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
+    def fetch(_: PeerAgents, route: ImportRoute, import_: str) -> ExportHead:
         away_for[0] -= 1
         if away_for[0] >= 0:
             raise AgentUnreachableError("not yet")
-        return {"s": 7}, False
+        return ExportHead(heads={"s": 7})
 
-    monkeypatch.setattr(PeerAgents, "fetch_heads", ask)
+    monkeypatch.setattr(PeerAgents, "fetch_heads", fetch)
     monkeypatch.setattr("pe_agent.agent.imports.available_now.RETRY_SECONDS", 0.01)
     found: list[dict[str, Any]] = []
-    asked = threading.Thread(target=lambda: found.append(made.host.heads("in", 10.0)))
+    request = {"import": "in", "wait": 10.0}
+    asked = threading.Thread(
+        target=lambda: found.append(ask(made.host.available_now.heads, request))
+    )
     asked.start()
     until(made.news.waiters, 10, "it waits for the view")
     made.connect(A)
@@ -482,7 +502,7 @@ def test_a_run_waits_for_its_routes_and_then_for_their_agents(
 def test_without_routes_there_is_no_run(made: Bench) -> None:
     made.declared.add("in")
     with pytest.raises(RoutesUnknownError):
-        made.host.heads("in")
+        ask(made.host.available_now.heads, {"import": "in"})
 
 
 def test_who_is_silent_below_the_limit_is_named(made: Bench) -> None:

@@ -22,6 +22,8 @@ from pe_agent.cep import BrokerDiscoverer, Discovery, DiscoveryError, PatternPro
 from pe_agent.cep.rule_progress import Progress
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey
+from streambroker_core.wire.agent_rpc.codec import Actions
+from streambroker_core.wire.agent_rpc.job import RulesLeave, RulesReport, RulesWanted
 from streambroker_core.wire.broker.view import View, with_version
 from streambroker_core.wire.broker.view_rules import ViewRule, make_view_rules
 
@@ -56,10 +58,12 @@ class Agent:
     def call(self, action: str, *, timeout: float = 0.0, **body: Any) -> dict[str, Any]:
         if self.away:
             raise AgentUnreachableError("it is away")
-        name = {"rules.wanted": "wait_for_rules"}.get(action, action.removeprefix("rules."))
-        perform: Callable[[dict[str, Any]], dict[str, Any]] = getattr(self.rules, name)
-        answer: dict[str, Any] = json.loads(json.dumps(perform(json.loads(json.dumps(body)))))
-        return answer
+        actions = Actions()
+        actions.on(RulesWanted, self.rules.wait_for_rules)
+        actions.on(RulesReport, self.rules.report)
+        actions.on(RulesLeave, lambda r: self.rules.leave(r.discoverer))
+        answer = actions.handle(action, json.loads(json.dumps(body)))
+        return dict(json.loads(json.dumps(answer)))
 
     def close(self) -> None:
         self.news.close()

@@ -53,7 +53,7 @@ def told(bucket: int, window: int, *sides: SideStatus, query: str = "q") -> dict
 
 
 def take(sides: SideReports, *buckets: dict[str, Any]) -> None:
-    sides.record({"buckets": list(buckets)})
+    sides.record(buckets)
 
 
 def waiting(sides: SideReports) -> list[tuple[str, str, int]]:
@@ -78,10 +78,10 @@ def test_a_query_that_does_not_run_any_more_is_forgotten() -> None:
     clock = Clock()
     sides = clock.sides()
     take(sides, told(0, 1, RATES), told(0, 1, RATES, query="other"))
-    sides.retain_running({"queries": []})
+    sides.retain_running([])
     assert len(waiting(sides)) == 2, "they began only now"
     clock.now = NEW_QUERY_SECONDS + 1
-    sides.retain_running({"queries": ["q"]})
+    sides.retain_running(["q"])
     assert waiting(sides) == [("q", "rates", 3)]
 
 

@@ -8,18 +8,15 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.imports.peer_agents import encode_plan
-from pe_agent.agent.server.plan_request import (
-    BodyInvalidError,
-    parse_plan_request,
-    read_ranges,
-    with_policy,
-)
+from pe_agent.agent.server.caller_checks import BodyInvalidError
+from pe_agent.agent.server.peer_plans import to_response
 from pe_agent.transport.flight_errors import AgentRefusedError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.planner import OvertakenError
+from streambroker_core.wire.agent_rpc.codec import to_json
 from support.agents import exports, imports
 from support.agents.imports import A, away
+from support.agents.rpc import parse_plan_request
 
 Body = dict[str, Any]
 
@@ -42,16 +39,19 @@ class Both:
             raise AgentRefusedError(error.code, str(error)) from error
 
     def _plan(self, body: Body) -> Body:
-        ask = with_policy(parse_plan_request(body, "peer.plan"), "wait", granted=True)
+        ask = parse_plan_request(body, "peer.plan", policy="wait", granted=True)
         found = self.exporter.export.plans.plan(
             ask, filter_=body["filter"], columns=body["columns"]
         )
-        return {**encode_plan(found), "misfits": []}
+        return dict(to_json(to_response(found)))
 
     def _replan(self, body: Body) -> Body:
-        ask = with_policy(parse_plan_request(body, "peer.replan"), "wait", granted=True)
+        ask = parse_plan_request(body, "peer.replan", policy="wait", granted=True)
         again = self.exporter.export.plans.register_plan(
-            ask, read_ranges(body), filter_=body["filter"], columns=body["columns"]
+            ask,
+            {s: (r[0], r[1]) for s, r in body["ranges"].items()},
+            filter_=body["filter"],
+            columns=body["columns"],
         )
         return {"blocks": again.blocks, "gone": again.missing}
 
@@ -62,7 +62,7 @@ class Both:
         return away(body)
 
     def next(self, start: Body | None) -> Body | None:
-        self.importer.host.peers._away.clear()
+        self.importer.host.state.peers._away.clear()
         found: Body | None = self.importer.next(start, max_bytes=1)["offset"]
         return found
 
@@ -177,7 +177,7 @@ def test_who_has_no_capability_cannot_overtake_anybody(both: Both) -> None:
     first = given(both, None)
     body = {**both.importer.asked[-1][1], "call": ["another", 1 << 60], "ranges": {}}
     both.exporter.export.plans.register_plan(
-        with_policy(parse_plan_request(body, "peer.replan"), "wait", granted=False),
+        parse_plan_request(body, "peer.replan", policy="wait", granted=False),
         {},
         filter_=None,
         columns=None,

@@ -18,6 +18,7 @@ from pe_agent.log import control_file
 from streambroker_core.cep.operator import PatternRules
 from streambroker_core.cep.rules.push_down import TOO_LONG
 from streambroker_core.ledger.offset import Offset, PinnedRules
+from streambroker_core.wire.agent_rpc.codec import to_json
 from streambroker_core.wire.broker import capability
 from streambroker_core.wire.broker.view import with_version
 from support.agents.exports import Bench as Exporter
@@ -161,15 +162,16 @@ def test_a_source_says_what_the_last_rules_need_and_brings_those_between_two_off
     file = ControlFile(tmp_path / "rules")
     send(file, 'n == "a"')
     pinned = PinnedRulesFile(str(file.path))
-    asked = pinned.request_fields({})["rules"]
+    asked = to_json(pinned.position({}))
     assert asked == {"log": file.log, "next": 1, "relevant": 'n == "a"', "why": ""}
     one = {"rules": {**asked, "own": None}}
     assert pinned.has_read_all(one)
     assert not pinned.has_read_all({})
     send(file, None)
     assert not pinned.has_read_all(one)
-    assert "limit" not in pinned.request_fields(one)
-    two = {"rules": {**pinned.request_fields(one)["rules"], "own": "k > 1"}}
+    behind = pinned.position(one)
+    assert pinned.is_last(behind.next)
+    two = {"rules": {**to_json(behind), "own": "k > 1"}}
     assert (two["rules"]["relevant"], two["rules"]["why"]) == (None, "why")
 
     rows = [{"filter": "k > 1"}, {"filter": 'n == "a" && k > 1'}]
@@ -189,7 +191,7 @@ def test_a_run_up_to_a_limit_has_the_rules_of_its_start(tmp_path: Path) -> None:
     pinned = PinnedRulesFile(str(file.path))
     pinned.freeze_end()
     send(file, 'n == "b"')
-    assert pinned.request_fields({})["rules"]["relevant"] == 'n == "a"'
+    assert pinned.position({}).relevant == 'n == "a"'
 
 
 @pytest.mark.parametrize("until_now", [False, True])
@@ -204,19 +206,19 @@ def test_many_rules_come_in_several_windows_and_rows_with_the_last_of_them(
     if until_now:
         pinned.freeze_end()
     while not pinned.has_read_all(start):
-        asked = pinned.request_fields(start)
-        end = {"rules": {**asked["rules"], "own": None}}
+        asked = pinned.position(start)
+        end = {"rules": {**to_json(asked), "own": None}}
         (control,) = pinned.add_rule_slices(start, end, [], None)
         seqs = [one["seq"] for _, one in control["tuples"]]
-        windows.append((seqs, asked["rules"]["relevant"], asked.get("limit")))
+        windows.append((seqs, asked.relevant, pinned.is_last(asked.next)))
         start = end
     assert windows == [
-        ([0, 1], "k == 1", {}),
-        ([2, 3], "k == 3", {}),
-        ([4], "k == 4", None),
+        ([0, 1], "k == 1", False),
+        ([2, 3], "k == 3", False),
+        ([4], "k == 4", True),
     ]
-    assert pinned.request_fields(start) == {
-        "rules": {k: v for k, v in start["rules"].items() if k != "own"}
+    assert to_json(pinned.position(start)) == {
+        k: v for k, v in start["rules"].items() if k != "own"
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pe_agent.agent.actions import job_actions
 from pe_agent.agent.agent import Agent, HomeForeignError
 from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.exports.export_state import steady_clock
@@ -70,7 +71,7 @@ def test_an_export_that_is_ill_does_not_keep_the_others_from_their_order(tmp_pat
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     ticked: list[str] = []
     for port in ("ill", "well"):
-        hosts.actions["declare"]({"kind": "export", "port": port, "spec": None})
+        job_actions(hosts).handle("declare", {"kind": "export", "port": port, "spec": None})
 
     def fails() -> None:
         raise OSError("disk")
@@ -85,7 +86,7 @@ def test_an_export_that_is_ill_does_not_keep_the_others_from_their_order(tmp_pat
 
 def opened(home: Path) -> tuple[Agent, AgentExport]:
     hosts = Agent(FEED, home, progress=lambda *_: None)
-    hosts.actions["declare"]({"kind": "export", "port": "trades", "spec": None})
+    job_actions(hosts).handle("declare", {"kind": "export", "port": "trades", "spec": None})
     export = hosts.get_export("trades")
     export.set_routes({IMPORT: "wait"})
     return hosts, export
@@ -144,7 +145,7 @@ def shown(hosts: Agent, *ports: str) -> None:
 
 
 def declared(hosts: Agent) -> AgentExport:
-    hosts.actions["declare"]({"kind": "export", "port": "trades", "spec": SPEC})
+    job_actions(hosts).handle("declare", {"kind": "export", "port": "trades", "spec": SPEC})
     return hosts.get_export("trades")
 
 
@@ -217,7 +218,9 @@ def test_what_a_view_allows_holds_after_a_restart_without_one(tmp_path: Path) ->
 
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     assert hosts.get_export("trades").state.ledger.retention.limits == limits
-    hosts.actions["declare"]({"kind": "export", "port": "trades", "spec": {"properties": {}}})
+    job_actions(hosts).handle(
+        "declare", {"kind": "export", "port": "trades", "spec": {"properties": {}}}
+    )
     assert hosts.get_export("trades").state.ledger.retention.limits == limits
     hosts.close()
 

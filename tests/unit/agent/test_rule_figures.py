@@ -15,6 +15,7 @@ from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.cep.engine.metrics import RuleMetrics, WindowMetrics
 from streambroker_core.errors import ManifestError
 from streambroker_core.wire.reports.rule_metrics import MAX_REPORTED_RULES, WatermarkWait
+from support.agents.rpc import ask
 
 NO_CONTROL: dict[str, Any] = {"accepted": {}, "applied": {}, "waiting": 0}
 EMPTY: dict[str, Any] = {"exports": {}, "controlLog": NO_CONTROL}
@@ -49,7 +50,7 @@ class Query:
         self.calls += 1
         if self.away:
             raise AgentUnreachableError("it is away")
-        return self.agent.record(body)
+        return ask(self.agent.record, body)
 
     def beat(self, *told: RuleMetrics) -> list[dict[str, Any]]:
         self.figures = list(told)
@@ -191,6 +192,6 @@ def test_figures_that_cannot_be_are_refused_and_change_nothing(rule: dict[str, A
     before = query.beat(figures(tested=5))
 
     with pytest.raises(ManifestError, match="rules"):
-        query.agent.record({"operator": "patterns", "log": "file-1", "rules": [rule]})
+        ask(query.agent.record, {"operator": "patterns", "log": "file-1", "rules": [rule]})
 
     assert query.agent.status() == before

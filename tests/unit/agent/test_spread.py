@@ -12,6 +12,7 @@ import pytest
 from pe_agent.agent.exports.publisher import StageMissingError
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.agents.exports import bench, rows
+from support.agents.rpc import ask
 from support.agents.spread import HOME, ONE, TWO, Job
 
 
@@ -145,9 +146,8 @@ def test_what_a_fellow_cannot_count_any_more_is_counted_as_delivered(job: Job) -
     job.publish(0, ONE)
     job.home.plan(filter_="n < 3")
     job.home.plan({job.home.stream: 1}, filter_="n < 3")
-    job.hosts[ONE].release(
-        {"home": HOME, "exports": {job.home.export.key: {job.home.stream: None}}}
-    )
+    levels = {job.home.export.key: {job.home.stream: None}}
+    ask(job.hosts[ONE].release, {"home": HOME, "exports": levels})
     job.release()
     assert job.figures() == [10, 0, 0]
 

@@ -12,6 +12,7 @@ from pe_agent.agent.shards.shard_store import ShardMissingError
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.ledger.planner import OvertakenError
 from support.agents.exports import bench, rows
+from support.agents.rpc import ask
 from support.agents.spread import HOME, ONE, TWO, Job
 
 
@@ -152,8 +153,8 @@ def test_a_part_that_is_not_the_published_one_is_lost(job: Job) -> None:
     late = {"batch": 4, "first": 900}
     stage = job.stage(ONE, late["batch"], rows(late["first"], 5), rows(905, 4))
     body = {"export": job.home.export.key, "stream": job.home.stream, "epoch": 4, "query": "q"}
-    body |= {"run": "another", "batch": 4, "published": 1.0, "turn": 2**63, "stages": [stage]}
-    job.hosts[ONE].seal(body)
+    body |= {"run": "another", "batch": 4, "published": 1.0, "turn": 2**63 - 1, "stages": [stage]}
+    ask(job.hosts[ONE].seal, body)
     assert stream.manifests[4].rows == 9
     assert told(job, 0, 5) == ([0, 1, 2, 3], [(4, 5, 10)])
 
@@ -185,11 +186,11 @@ def test_an_answer_that_comes_after_another_plan_was_made_changes_nothing(job: J
     told(job, 0, 3)
     usual = job.find_broken
 
-    def late(bodies: Any) -> Any:
+    def late(requests: Any) -> Any:
         job.find_broken = usual  # type: ignore[method-assign]
         job.home.plan({job.home.stream: 3}, skip_lost=True)
         told(job, 3, 5)
-        return usual(bodies)
+        return usual(requests)
 
     job.find_broken = late  # type: ignore[method-assign]
     with pytest.raises(OvertakenError, match="another plan"):

@@ -1,8 +1,7 @@
-"""State owner of one agent, and the actions that its own job may call."""
+"""State owner of one agent."""
 
 from __future__ import annotations
 
-import base64
 import hmac
 import json
 import logging
@@ -13,12 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream.block_reader import Readable, ReadRequest
-from pe_agent.agent.imports.offset_planner import OffsetPlanner, PortNotDeclaredError
+from pe_agent.agent.imports.available_now import AvailableNowTarget
+from pe_agent.agent.imports.backpressure import QueryGates
+from pe_agent.agent.imports.import_state import ImportState, PortNotDeclaredError
+from pe_agent.agent.imports.offset_planner import OffsetPlanner
+from pe_agent.agent.imports.slice_planner import SlicePlanner
 from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.reports import prometheus as metrics
 from pe_agent.agent.reports.rule_metrics import RuleMetricsStore
@@ -33,12 +34,19 @@ from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
 from pe_agent.log.scrub import Scrub
 from pe_agent.transport.flight_errors import AgentUnreachableError
-from streambroker_core.control.tuples.epoch_control import parse_indexed
 from streambroker_core.errors import CapabilityError, StreambrokerError
 from streambroker_core.ledger.retention import BlockingReader, RetentionLimits
 from streambroker_core.ledger.routes import NotRoutedError
 from streambroker_core.model import Buffer, Export, PeKey, PortKey, pe_of, port_of
 from streambroker_core.model.schema import to_ddl
+from streambroker_core.wire.agent_rpc.job import (
+    CurrentView,
+    Declare,
+    GetSchema,
+    GetView,
+    ImportSchema,
+)
+from streambroker_core.wire.agent_rpc.peer import PeerCredentials
 from streambroker_core.wire.broker import capability
 from streambroker_core.wire.broker.view import ExportPort, View, encode
 from streambroker_core.wire.manifests import ports as manifest
@@ -116,17 +124,18 @@ class Agent:
         )
         self.side_reports = SideReports()
         self.rule_metrics = RuleMetricsStore()
-        self.imports = OffsetPlanner(
+        state = ImportState(
             str(pe),
             self.routes,
             self.store,
             self.notifier,
             lambda port: f"import/{port}" in self._declarations,
-            self._blocking_readers,
             self.control_log,
         )
-        self.imports.queries.find_wait_chain = self._wait_chain
-        self.imports.peers.find_wait_chains = self.imports.queries.wait_chains
+        queries = QueryGates(str(pe), self.notifier, self._blocking_readers)
+        queries.find_wait_chain = self._wait_chain
+        state.peers.find_wait_chains = queries.wait_chains
+        self.imports = OffsetPlanner(state, SlicePlanner(state), AvailableNowTarget(state), queries)
         self.scrub = Scrub()
         for (key,) in self.store.query(_EXPORTS):
             self._recover(self._get_or_create_export(key), progress)
@@ -250,7 +259,7 @@ class Agent:
             except Exception:
                 # A failed log of one export must not keep the others from their routes.
                 log.exception("cannot apply the view to an export", extra={"port": port})
-        self.imports.peers.apply_view(view)
+        self.imports.state.peers.apply_view(view)
         self.notifier.notify()
 
     def _apply_export_view(self, port: str, export: ExportPort | None) -> None:
@@ -263,37 +272,34 @@ class Agent:
         policies = {str(r.import_): r.policy for r in export.routes}
         exported.set_routes(policies, export.revoked)
 
-    def authorize_peer(self, body: Mapping[str, Any], *, planned: bool = False) -> AuthorizedRead:
+    def authorize_peer(self, shown: PeerCredentials, *, planned: bool = False) -> AuthorizedRead:
         """Authorize another agent's request; return its export and start policy.
 
         A caller that opens an export or plans new epochs needs a capability. A pass is enough to
         read what a reader has ``planned``, or after its route is gone: then nothing new is planned.
 
-        ``body`` has ``export``, ``import`` and ``capability``; optionally ``reader``, ``pass`` and
-        ``filter``.
-
         Raises:
             CapabilityError, FilterForbiddenError, PortNotDeclaredError, RevokedError.
         """
-        export, import_ = self.get_export(str(body["export"])), str(body["import"])
+        export, import_ = self.get_export(shown.export), shown.import_
         export.state.ledger.routes.check_revoked(import_)
-        reader = export.state.ledger.readers.get(str(body.get("reader")))
+        reader = export.state.ledger.readers.get(shown.reader or "")
         if reader is not None and reader.import_ != import_:
             raise NotRoutedError(f"reader {reader.id} belongs to another import")
         has_valid_pass = reader is not None and self.is_pass_valid(
-            export.key, import_, reader.id, body.get("pass")
+            export.key, import_, reader.id, shown.pass_
         )
         if reader is not None and has_valid_pass and not reader.routed:
             return AuthorizedRead(export, reader.policy)
         try:
-            verified = self._verify_capability(export, import_, body.get("capability"))
+            verified = self._verify_capability(export, import_, shown.capability)
         except CapabilityError:
             if reader is None or not (planned and has_valid_pass):
                 raise
             return AuthorizedRead(export, reader.policy, granted=False)
         if reader is not None:
             return AuthorizedRead(export, reader.policy)
-        if body.get("filter") is not None and not verified.filter_allowed:
+        if shown.filter is not None and not verified.filter_allowed:
             raise FilterForbiddenError(f"export {export.key} does not allow filters")
         return AuthorizedRead(export, verified.policy)
 
@@ -333,139 +339,27 @@ class Agent:
         if filter_ is not None and port is not None and not port.allow_filter:
             raise FilterForbiddenError(f"export {export.key} does not allow filters")
 
-    # -- actions of the own job --------------------------------------------------------------
-
-    @property
-    def actions(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
-        """Return the handlers of the own job's actions, by action name."""
-        return {
-            "publisher.admit": self._admit,
-            "publisher.publish": self._publish,
-            "publisher.abort": self._abort,
-            "publisher.renew": self._renew_publisher,
-            "publisher.renounce": self._renounce,
-            "publisher.finish": self._finish,
-            "export.emit": lambda b: self.get_export(b["export"]).control.emit(
-                b["request"], b["what"]
-            ),
-            "export.emitted": lambda b: self.get_export(b["export"]).control.emission_status(
-                int(b["seq"])
-            ),
-            "control.append": lambda b: self.control_log.append(b["request"], b["what"]),
-            "control.entry": lambda b: self.control_log.entry(int(b["seq"])),
-            "rules.wanted": self.rule_state.wait_for_rules,
-            "rules.report": self.rule_state.report,
-            "rules.leave": self.rule_state.leave,
-            "rules.figures": self.rule_metrics.record,
-            "sides.told": self.side_reports.record,
-            "sides.running": self.side_reports.retain_running,
-            "reader.next": self.imports.next_offset,
-            "reader.slices": self.imports.plan_slices,
-            "reader.renew": lambda b: {
-                "renewed": self.imports.readers.renew(b["reader"], b["session"])
-            },
-            "reader.leave": self._leave,
-            "reader.heads": lambda b: self.imports.heads(b["import"], float(b.get("wait", 0))),
-            "reader.where": lambda b: {
-                "location": self.imports.locate(
-                    b["export"], b["stream"], b["reader"], b.get("agent")
-                )
-            },
-            "query.begin": self.imports.begin_query,
-            "query.end": self._end_query,
-            "declare": self._declare,
-            "schema": self._schema,
-            "view": self._view,
-            "status": self._status,
-            "driver.renew": self._renew_driver,
-            "stop": self._stop,
-            "fellows": self.shard_agents.set_agents,
-            "stage.seal": self.shard_store.seal,
-            "stage.release": self.shard_store.release,
-            "stage.count": self.shard_store.count,
-            "stage.verify": self.shard_store.verify,
-        }
-
-    def _admit(self, body: dict[str, Any]) -> dict[str, Any]:
-        return self.get_export(body["export"]).publisher.admit(
-            query=body["query"],
-            run=body["run"],
-            batch=body["batch"],
-            ddl=body["ddl"],
-            renewed=body["renewed"],
-            schema=_decode_schema(body.get("arrow")),
-        )
-
-    def _publish(self, body: dict[str, Any]) -> dict[str, Any]:
-        return self.get_export(body["export"]).publisher.publish(
-            query=body["query"],
-            run=body["run"],
-            batch=body["batch"],
-            stages=body["stages"],
-            ddl=body["ddl"],
-            control=parse_indexed(body.get("control") or []),
-            schema=_decode_schema(body.get("arrow")),
-        )
-
-    def _abort(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.get_export(body["export"]).publisher.abort(
-            query=body["query"], run=body["run"], batch=body["batch"], stages=body["stages"]
-        )
-        return {}
-
-    def _renew_publisher(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.get_export(body["export"]).publisher.renew_publisher(body["query"])
-        return {}
-
-    def _renounce(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.get_export(body["export"]).publisher.end_publisher_lease(body["query"])
-        return {}
-
-    def _finish(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.get_export(body["export"]).publisher.finish(
-            query=body.get("query"), run=body.get("run")
-        )
-        return {}
-
-    def _leave(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.imports.leave(body["reader"], body["session"])
-        return {}
-
-    def _end_query(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.imports.queries.end(body)
-        return {}
-
-    def _renew_driver(self, _body: dict[str, Any]) -> dict[str, Any]:
+    def renew_driver(self) -> None:
+        """Record that the driver runs."""
         self.driver_last_seen = time.monotonic()
-        return {}
-
-    def _stop(self, _body: dict[str, Any]) -> dict[str, Any]:
-        self.stopping.set()
-        return {}
 
     # -- declarations ------------------------------------------------------------------------
 
-    def _declare(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Store a declaration of the job; the broker link reports it as soon as possible.
-
-        ``spec`` null attaches to the existing resource. ``schema`` is the schema of an export's
-        rows; it overrides the schema in the resource.
-        """
-        PortKey.parse(f"{self.pe}/{body['port']}")
-        name = f"{body['kind']}/{body['port']}"
-        state = {
-            "spec": body["spec"],
-            "schema": body.get("schema"),
-            "redeclare": bool(body.get("redeclare")),
-            "owner": body.get("owner"),
+    def declare(self, request: Declare) -> None:
+        """Store a declaration of the job; the broker link reports it as soon as possible."""
+        key = str(PortKey.parse(f"{self.pe}/{request.port}"))
+        name = f"{request.kind}/{request.port}"
+        self._declarations[name] = {
+            "spec": request.spec,
+            "schema": request.schema,
+            "redeclare": request.redeclare,
+            "owner": request.owner,
             "told": False,
         }
-        self._declarations[name] = state
         self.save_declaration(name)
-        if body["kind"] == "export":
-            self._apply_declared_limits(self._get_or_create_export(f"{self.pe}/{body['port']}"))
+        if request.kind == "export":
+            self._apply_declared_limits(self._get_or_create_export(key))
         self.report_due.set()
-        return {}
 
     def declarations(self) -> dict[str, dict[str, Any]]:
         """Return the job's declarations, by ``kind/port``; ``told`` once the broker has them."""
@@ -481,15 +375,15 @@ class Agent:
 
     # -- read-only actions -------------------------------------------------------------------
 
-    def _schema(self, body: dict[str, Any]) -> dict[str, Any]:
+    def find_schema(self, request: GetSchema) -> ImportSchema:
         """Return an import's schema as DDL: its own, the stored one, or a matched export's."""
-        port, wait = body["port"], min(10.0, float(body["wait"]))
+        port, wait = request.port, min(10.0, request.wait)
         ddl = self.notifier.wait_for(
             (), wait, lambda: self._current_schema(port), lambda told: told is not None
         )
         if ddl is not None:
             self.store.write("INSERT OR REPLACE INTO schemas VALUES (?, ?)", port, ddl)
-        return {"ddl": ddl}
+        return ImportSchema(ddl=ddl)
 
     def _current_schema(self, port: str) -> str | None:
         import_ = self.routes.find_import(port)
@@ -501,17 +395,18 @@ class Agent:
         schemas = [r.schema for r in import_.routes if r.schema is not None] if import_ else []
         return to_ddl(schemas[0]) if schemas else None
 
-    def _view(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the agent's view; wait ``wait`` seconds (at most 10) while it is ``seen``."""
+    def wait_for_view(self, request: GetView) -> CurrentView:
+        """Return the agent's view; wait at most 10 seconds while it is the one that was seen."""
         view = self.notifier.wait_for(
             (),
-            min(10.0, float(body.get("wait", 0))),
+            min(10.0, request.wait),
             lambda: self.routes.view,
-            lambda found: _view_version(found) != body.get("seen"),
+            lambda found: _view_version(found) != request.seen,
         )
-        return {"version": _view_version(view), "view": None if view is None else encode(view)}
+        return CurrentView(version=_view_version(view), view=None if view is None else encode(view))
 
-    def _status(self, _body: dict[str, Any]) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
+        """Return the status of all parts of the agent."""
         return {
             "pe": str(self.pe),
             "view": self.routes.view.version if self.routes.view else None,
@@ -542,7 +437,7 @@ class Agent:
             "scrub_verified_bytes_total": self.scrub.verified_bytes,
             "scrub_waiting_segments": self.scrub.waiting,
         }
-        return metrics.render_text(self._status({}), own)
+        return metrics.render_text(self.status(), own)
 
     # -- lifecycle ---------------------------------------------------------------------------
 
@@ -566,7 +461,7 @@ class Agent:
         """Wake all waiting calls, then close the files."""
         self.notifier.close()
         self.scrub.close()
-        self.imports.peers.close()
+        self.imports.state.peers.close()
         self.shard_agents.close()
         for export in self._exports.values():
             export.state.close()
@@ -586,7 +481,3 @@ def _to_limits(buffer: Buffer) -> RetentionLimits:
         grace=buffer.grace_s,
         wait_limit=buffer.wait_limit_s,
     )
-
-
-def _decode_schema(text: str | None) -> pa.Schema | None:
-    return None if text is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

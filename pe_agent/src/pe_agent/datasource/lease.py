@@ -8,16 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_client import AgentClient, send
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.agent_rpc.reader import NextOffset, ReaderLeave, ReaderRenew
 
 log = logging.getLogger("pe_agent")
 
 RENEW_SECONDS = 1.0
 RENEWED_SECONDS = 2.0
 FRESH_SECONDS = 0.25
-
-Answer = dict[str, Any]
 
 
 class Lease:
@@ -37,9 +36,8 @@ class Lease:
             if time.monotonic() < self.renewed_at + RENEWED_SECONDS:
                 continue
             try:
-                self._client.call(
-                    "reader.renew", reader=self._reader, session=self._session, timeout=2.0
-                )
+                renew = ReaderRenew(reader=self._reader, session=self._session)
+                send(self._client, renew, timeout=2.0)
             except Exception as error:
                 # Keep the thread: the driver restarts its agent, and the lease must not expire.
                 log.info("lease not renewed: %s", error)
@@ -48,9 +46,8 @@ class Lease:
         """Release the lease, so that a restart need not wait for its expiry."""
         self._ended.set()
         try:
-            self._client.call(
-                "reader.leave", reader=self._reader, session=self._session, timeout=1.0
-            )
+            leave = ReaderLeave(reader=self._reader, session=self._session)
+            send(self._client, leave, timeout=1.0)
         except StreambrokerError as error:
             log.info("lease not released: %s", error)
 
@@ -63,11 +60,11 @@ class Prefetcher:
     than that, as with a trigger of some seconds, has to ask the agent itself.
     """
 
-    def __init__(self, fetch: Callable[[dict[str, Any]], Answer]) -> None:
+    def __init__(self, fetch: Callable[[dict[str, Any]], NextOffset]) -> None:
         self._fetch = fetch
         self._pending_start: dict[str, Any] | None = None
         self._done = threading.Event()
-        self._answer: Answer | StreambrokerError | None = None
+        self._answer: NextOffset | StreambrokerError | None = None
         self._answered_at = 0.0
         self._last_empty: tuple[dict[str, Any], float] | None = None
 
@@ -75,7 +72,7 @@ class Prefetcher:
         """Record that nothing follows ``start`` at this moment."""
         self._last_empty = (start, time.monotonic())
 
-    def poll(self, start: dict[str, Any], seconds: float) -> Answer | None:
+    def poll(self, start: dict[str, Any], seconds: float) -> NextOffset | None:
         """Return what follows ``start``; None if the caller has to ask the agent itself.
 
         Without a response after ``seconds``, nothing new is reported. Raises the error of the call.
@@ -90,19 +87,19 @@ class Prefetcher:
             self._pending_start, self._done, self._answer = start, threading.Event(), None
             threading.Thread(target=self._run, args=(start, self._done), daemon=True).start()
         if not self._done.wait(seconds):
-            return {"offset": None}
+            return NextOffset(offset=None)
         self._pending_start, answer = None, self._answer
         if isinstance(answer, StreambrokerError):
             raise answer
         if answer is None or _is_stale(self._answered_at):
             return None
-        if answer["offset"] is None:
+        if answer.offset is None:
             self.note_empty(start)
         return answer
 
     def _run(self, start: dict[str, Any], done: threading.Event) -> None:
         try:
-            answer: Answer | StreambrokerError | None = self._fetch(start)
+            answer: NextOffset | StreambrokerError | None = self._fetch(start)
         except StreambrokerError as error:
             answer = error
         except Exception:

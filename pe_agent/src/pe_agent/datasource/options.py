@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from pe_agent.datasource.packer import Packing
 from pe_agent.transport import agent_tls
-from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.agent_tls import AgentTrust
 from streambroker_core.control.runtime.buckets import MAX_BUCKETS
 from streambroker_core.control.runtime.packing import RANK_BITS
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model.schema import Column, to_ddl
+from streambroker_core.wire.agent_rpc.job import GetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -174,9 +175,9 @@ def fetch_schema(agent: AgentClient, port: str) -> str:
     """Return an import's columns as DDL; raise SchemaUnknownError without a match after 60 s."""
     deadline = time.monotonic() + SCHEMA_WAIT_SECONDS
     while time.monotonic() < deadline:
-        ddl = agent.call("schema", port=port, wait=2.0)["ddl"]
+        ddl = send(agent, GetSchema(port=port, wait=2.0)).ddl
         if ddl is not None:
-            return str(ddl)
+            return ddl
     raise SchemaUnknownError(
         f"import {port} has no match after {SCHEMA_WAIT_SECONDS:.0f} s, so its columns are not"
         " known. Start the exporter first, or give them with schema=."

@@ -14,6 +14,7 @@ from typing import Any
 
 from pe_agent.log.control_file import ControlFileOffsets
 from pe_agent.log.line_tail import Lines
+from streambroker_core.wire.agent_rpc.reader import RulesPosition
 
 
 def open_rules_file(path: str | None) -> PinnedRulesFile | None:
@@ -27,46 +28,40 @@ class PinnedRulesFile:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._file = ControlFileOffsets(self._path)
-        self._pinned: dict[str, Any] = {"next": -1}
+        self._pinned: RulesPosition | None = None
 
     def freeze_end(self) -> None:
         """Limit reading to the current end of the file."""
         self._file.freeze_end()
 
-    def request_fields(self, start: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rule fields of the request to the agent.
+    def position(self, start: Mapping[str, Any]) -> RulesPosition:
+        """Return the position behind the rules of a batch that begins at ``start``.
 
-        A window takes a limited number of tuples of a control file. Until the last rules are
-        read, no rows are requested, so replaced rules never see a row.
-
-        Args:
-            start: start offset of the batch.
-
-        Returns:
-            ``rules``: ``log``, ``next``, ``relevant`` (a filter, None for every row) and ``why``
-            (the reason for None). ``limit`` is empty, which allows no rows, if rules remain unread.
+        A window takes a limited number of tuples of a control file.
         """
-        before = start.get("rules") or {"next": 0}
-        at = self._file.latest(before)
-        if at["next"] != self._pinned["next"]:
-            self._pinned = {"log": at["log"], "next": at["next"], **self._last_relevant(at["next"])}
-        fields = {"rules": dict(self._pinned)}
-        return fields if self.has_read_all(fields) else {**fields, "limit": {}}
+        at = self._file.latest(start.get("rules") or {"next": 0})
+        if self._pinned is None or at["next"] != self._pinned.next:
+            relevant, why = self._last_relevant(at["next"])
+            self._pinned = RulesPosition(log=at["log"], next=at["next"], relevant=relevant, why=why)
+        return self._pinned
 
-    def _last_relevant(self, count: int) -> dict[str, Any]:
+    def _last_relevant(self, count: int) -> tuple[str | None, str]:
+        """Return the filter of needed rows, None for every row and why."""
         for line in Lines(self._path).backwards(count):
             payload = json.loads(line)["payload"]
             if isinstance(payload, dict) and "relevant" in payload:
-                return {"relevant": payload["relevant"], "why": payload["whole"]}
-        return {
-            "relevant": None,
-            "why": ("the rules file does not declare which rows the rules have to see"),
-        }
+                return payload["relevant"], payload["whole"]
+        return None, "the rules file does not declare which rows the rules have to see"
+
+    def is_last(self, next_: int) -> bool:
+        """Return whether the file has no rules behind a position."""
+        last: int = self._file.latest({})["next"]
+        return next_ == last
 
     def has_read_all(self, start: Mapping[str, Any]) -> bool:
         """Return whether an offset includes all rules in the file."""
         pinned = start.get("rules")
-        return pinned is not None and pinned["next"] == self._file.latest({})["next"]
+        return pinned is not None and self.is_last(pinned["next"])
 
     def add_rule_slices(
         self,

@@ -10,7 +10,7 @@ import base64
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -23,11 +23,18 @@ from pe_agent.datasource.options import OptionError, Options, format_ddl
 from pe_agent.datasource.packer import PACKED_DDL, Packing
 from pe_agent.datasource.stage_targets import StageTarget, StageTargets
 from pe_agent.datasource.unpacker import UnpackedControl, Unpacker, merge_tasks
-from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.control.tuples.envelope import encode
 from streambroker_core.control.tuples.epoch_control import deduplicate_indexed
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.agent_rpc.publisher import (
+    Admitted,
+    Occupied,
+    PublisherAbort,
+    PublisherAdmit,
+    PublisherPublish,
+)
 
 log = logging.getLogger("pe_agent")
 
@@ -138,36 +145,37 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
     def _client(self) -> AgentClient:
         return AgentClient(self._options.agent, self._options.token, self._trust)
 
-    def _admit(self, staged: Staged, schema: pa.Schema) -> dict[str, Any]:
+    def _admit(self, staged: Staged, schema: pa.Schema) -> Admitted:
         """Wait until the export admits this batch: its log has room, no other query uses it."""
-        arrow = _encode_schema(schema)
+        request = PublisherAdmit(
+            export=staged.export,
+            query=staged.query,
+            run=staged.run,
+            batch=staged.batch,
+            ddl=self._ddl,
+            renewed=None,
+            arrow=_encode_schema(schema),
+        )
         renewed: int | None = None
         logged = False
         deadline = time.monotonic() + self._options.reconnect
         while True:
             try:
-                answer = self._client().call(
-                    "publisher.admit",
-                    export=staged.export,
-                    query=staged.query,
-                    run=staged.run,
-                    batch=staged.batch,
-                    ddl=self._ddl,
-                    renewed=renewed,
-                    arrow=arrow,
-                )
+                answer = send(self._client(), replace(request, renewed=renewed))
                 deadline = time.monotonic() + self._options.reconnect
             except AgentUnreachableError:
                 if time.monotonic() > deadline:
                     raise
-                answer = {"away": True}
-            if answer.get("admitted"):
-                return answer
-            if "occupied" in answer:
-                renewed = answer["occupied"]["renewed"]
-            if "waiting" in answer and not logged:
-                logged = True
-                log.warning("export %s waits for its readers: %s", staged.export, answer["waiting"])
+            else:
+                if isinstance(answer, Admitted):
+                    return answer
+                if isinstance(answer, Occupied):
+                    renewed = answer.occupied.renewed
+                elif not logged:
+                    logged = True
+                    log.warning(
+                        "export %s waits for its readers: %s", staged.export, answer.waiting
+                    )
             time.sleep(0.05)
 
     def _stage(
@@ -231,21 +239,22 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             return
         stages = [s.stage for s in staged if s.stage is not None]
         one = staged[0]
-        more = self._control_fields(staged)
+        control = self._control(staged)
+        rows = any(s.rows for s in staged)
+        request = PublisherPublish(
+            export=one.export,
+            query=one.query,
+            run=one.run,
+            batch=batchId,
+            stages=stages,
+            ddl=self._ddl if stages or control else None,
+            control=control,
+            arrow=_encode_schema(self._arrow_schema()) if control and not rows else None,
+        )
         deadline = time.monotonic() + min(COMMIT_SECONDS, self._options.reconnect)
         while True:
             try:
-                self._client().call(
-                    "publisher.publish",
-                    timeout=max(1.0, deadline - time.monotonic()),
-                    export=one.export,
-                    query=one.query,
-                    run=one.run,
-                    batch=batchId,
-                    stages=stages,
-                    ddl=self._ddl if stages or more else None,
-                    **more,
-                )
+                send(self._client(), request, timeout=max(1.0, deadline - time.monotonic()))
                 return
             except StreambrokerError as error:
                 if error.code != "AgentUnreachable":
@@ -254,17 +263,13 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                     raise AgentUnreachableError(str(error)) from None
                 time.sleep(0.2)
 
-    def _control_fields(self, staged: list[Staged]) -> dict[str, Any]:
+    def _control(self, staged: list[Staged]) -> list[list[Any]]:
+        """Return the control tuples of a batch with their indexes, as JSON."""
         tasks = [(s.rows, s.control) for s in staged]
         rows = sum(s.rows for s in staged)
         where = f"batch {staged[0].batch} of export {staged[0].export}"
         placed = deduplicate_indexed(merge_tasks(tasks), rows, where, staged[0].query)
-        if not placed:
-            return {}
-        return {
-            "control": [[at, encode(one)] for at, one in placed],
-            **({} if rows else {"arrow": _encode_schema(self._arrow_schema())}),
-        }
+        return [[at, encode(one)] for at, one in placed]
 
     def _arrow_schema(self) -> pa.Schema:
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -278,15 +283,14 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             return
         one = staged[0]
         try:
-            self._client().call(
-                "publisher.abort",
-                timeout=ABORT_SECONDS,
+            request = PublisherAbort(
                 export=one.export,
                 query=one.query,
                 run=one.run,
                 batch=batchId,
                 stages=[s.stage["stage"] for s in staged if s.stage is not None],
             )
+            send(self._client(), request, timeout=ABORT_SECONDS)
         except StreambrokerError as error:
             log.warning("stages of batch %s not discarded yet: %s", batchId, error)
 

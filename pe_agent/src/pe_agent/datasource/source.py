@@ -7,7 +7,6 @@ Spark keeps one reader per query run in a process of its own for ``latestOffset`
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,44 +28,35 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pe_agent.datasource.columns import parse_struct
-from pe_agent.datasource.lease import Lease, Prefetcher
+from pe_agent.datasource.lease import Prefetcher
 from pe_agent.datasource.options import (
     SOURCE_FIELD,
     OptionError,
     Options,
     fetch_schema,
-    format_ddl,
 )
 from pe_agent.datasource.packer import (
     PACKED_DDL,
     ImportPacker,
     link_control_slices,
-    read_row_numbers,
 )
 from pe_agent.datasource.pinned_rules import open_rules_file
+from pe_agent.datasource.reader_calls import HEADS_WAIT, ReaderCalls
 from pe_agent.datasource.sink import StreambrokerStreamWriter
-from pe_agent.datasource.slice_info import (
-    build_source_column,
-    current_query,
-    describe_epochs,
-    describe_planned,
-    serving_pe,
-)
+from pe_agent.datasource.slice_info import describe_planned
+from pe_agent.datasource.slice_reader import Slice, SliceReader
 from pe_agent.spark.worker import freeze_modules
 from pe_agent.transport.agent_client import AgentClient
-from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
-from streambroker_core.control.runtime.control_rows import to_batch
-from streambroker_core.control.tuples.epoch_control import parse_indexed
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.offset import Offset
+from streambroker_core.wire.agent_rpc.reader import NextOffset
 
 log = logging.getLogger("pe_agent")
 
 SOURCE_COLUMN = parse_struct(SOURCE_FIELD).fields[0]
 RETRY_SECONDS = 0.1
 PREFETCH_WAIT_SECONDS = 1.0
-HEADS_WAIT = 10.0
 
 
 class ExportRefusesError(StreambrokerError):
@@ -145,14 +135,6 @@ def _fetch_columns(options: Options) -> str:
     return fetch_schema(AgentClient(options.agent, options.token, options.trust()), options.port)
 
 
-class Slice(InputPartition):
-    """Blocks of planned epochs for one task: the ticket, and the TLS trust for its agent."""
-
-    def __init__(self, ticket: dict[str, Any], trust: AgentTrust) -> None:
-        self.value = ticket
-        self.trust = trust
-
-
 class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One query's reader of one import."""
 
@@ -165,14 +147,10 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._columns = StructType([f for f in rows.fields if f.name != "_source"])
         self._options = options
         self._trust = options.trust()
-        self._session = secrets.token_hex(8)
-        self._new_reader_id = secrets.token_hex(16)
-        self._limit: dict[str, int] | None = None
-        self._log_limit: int | None = None
         self._reads_to_end = False
-        self._lease: Lease | None = None
         self._may_wait = False
         self._rules_file = None if packing is None else open_rules_file(packing.rules)
+        self._calls = ReaderCalls(self._client, options, self._columns, self._rules_file)
         self._prefetcher = Prefetcher(self._prefetch)
         self._is_away_logged = False
 
@@ -209,16 +187,15 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         until = time.monotonic() + self._options.reconnect
         while True:
             wait = max(0.0, min(HEADS_WAIT, until - time.monotonic()))
-            request: dict[str, Any] = {"import": self._options.port, "wait": wait}
             try:
-                answer = self._client().call("reader.heads", timeout=HEADS_WAIT + 10, **request)
+                heads = self._calls.heads(wait)
             except StreambrokerError as error:
                 passing = error.code in ("AgentUnreachable", "RoutesUnknown")
                 if not passing or time.monotonic() > until:
                     raise
             else:
-                missing = ", ".join(answer["missing"])
-                if answer["heads"] or not missing:
+                missing = ", ".join(heads.missing)
+                if heads.heads or not missing:
                     break
                 if time.monotonic() > until:
                     raise AgentUnreachableError(
@@ -233,7 +210,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 self._options.port,
                 missing,
             )
-        self._limit, self._log_limit = answer["heads"], answer.get("control")
+        self._calls.set_target(heads)
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any], limit: ReadLimit
@@ -249,11 +226,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             ExportRefusesError: an export below the limit has refused for as long. With
                 ``stopAtEnd``: only exports that refuse are left to wait for.
         """
-        request = self._request(start)
-        if self._reads_to_end:
-            request |= {"wait": PREFETCH_WAIT_SECONDS, "aside": True}
-        if self._limit is not None or self._reads_to_end:
-            return self._next_up_to_limit(start, request)
+        if self._calls.limit is not None or self._reads_to_end:
+            return self._next_up_to_limit(start)
         try:
             answer = None
             if not self._may_wait and (
@@ -261,72 +235,46 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             ):
                 answer = self._prefetcher.poll(start, self._options.poll_wait)
             if answer is None:
-                answer = self._call_with_lease("reader.next", request)
+                answer = self._calls.next(start)
         except AgentUnreachableError as error:
             self._note_away(error)
             return start
         self._is_away_logged = False
-        if self._options.stop_at_end and answer.get("left", 0.0) > self._options.reconnect:
-            raise self._lagging_error(answer["behind"], answer["refused"])
-        if answer["offset"] is None:
-            self._may_wait = "together" in answer
+        if self._options.stop_at_end and answer.left > self._options.reconnect:
+            raise self._lagging_error(answer)
+        if answer.offset is None:
+            self._may_wait = answer.together
             self._prefetcher.note_empty(start)
         return self._take_offset(answer) or start
 
-    def _request(self, start: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "import": self._options.port,
-            "session": self._session,
-            "start": start,
-            "mint": self._new_reader_id,
-            "columns": self._columns.names,
-            "schema": format_ddl(self._columns),
-            "max_bytes": self._options.max_bytes,
-            "limit": self._limit,
-            "lossy": self._options.skip_lost,
-            "frame": self._options.frame,
-            **self._control_fields(),
-            **({} if self._rules_file is None else self._rules_file.request_fields(start)),
-            "wait": self._options.poll_wait if self._limit is None else 0.0,
-        }
+    def _prefetch(self, start: dict[str, Any]) -> NextOffset:
+        return self._calls.next(start, wait=PREFETCH_WAIT_SECONDS, aside=True)
 
-    def _control_fields(self) -> dict[str, Any]:
-        packing = self._options.packing
-        if packing is None:
-            return {}
-        fields: dict[str, Any] = {"control": list(packing.mergeable)}
-        return {**fields, "log": True, "log_limit": self._log_limit} if packing.log else fields
-
-    def _prefetch(self, start: dict[str, Any]) -> dict[str, Any]:
-        more = {"aside": True, "wait": PREFETCH_WAIT_SECONDS}
-        return self._call_with_lease("reader.next", {**self._request(start), **more})
-
-    def _next_up_to_limit(self, start: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+    def _next_up_to_limit(self, start: dict[str, Any]) -> dict[str, Any]:
         until = time.monotonic() + self._options.reconnect
         while True:
             try:
-                answer = self._call_with_lease("reader.next", request)
+                answer = self._prefetch(start) if self._reads_to_end else self._calls.next(start)
             except AgentUnreachableError as error:
                 self._note_away(error)
                 if time.monotonic() > until:
                     raise
                 continue
             end = self._take_offset(answer)
-            waits = (
-                "ended" not in answer if self._reads_to_end else {"gated", "behind"} & set(answer)
-            )
+            waits = not answer.ended if self._reads_to_end else answer.gated or answer.behind
             if end is not None or not waits:
                 return end or start
-            if "behind" not in answer:
+            if not answer.behind:
                 until = time.monotonic() + self._options.reconnect
             elif time.monotonic() > until:
-                raise self._lagging_error(answer["behind"], answer.get("refused", {}))
+                raise self._lagging_error(answer)
             else:
                 time.sleep(RETRY_SECONDS)
 
-    def _lagging_error(self, exports: list[str], refused: dict[str, str]) -> StreambrokerError:
+    def _lagging_error(self, answer: NextOffset) -> StreambrokerError:
         import_, seconds = f"import {self._options.port}", f"{self._options.reconnect:.0f} s"
-        silent = [export for export in exports if export not in refused]
+        refused = answer.refused
+        silent = [export for export in answer.behind if export not in refused]
         if not silent:
             why = "; ".join(f"{export}: {message}" for export, message in sorted(refused.items()))
             return ExportRefusesError(
@@ -339,12 +287,11 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             " this run has to read. Data read so far is kept; start the query again."
         )
 
-    def _take_offset(self, answer: dict[str, Any]) -> dict[str, Any] | None:
-        end = answer["offset"]
-        if end is None:
+    def _take_offset(self, answer: NextOffset) -> dict[str, Any] | None:
+        if answer.offset is None:
             return None
-        self._start_lease(end["reader"])
-        return dict(end)
+        self._calls.start_lease(answer.offset["reader"])
+        return dict(answer.offset)
 
     def _note_away(self, error: StreambrokerError) -> None:
         if not self._is_away_logged:
@@ -363,26 +310,18 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             AgentRefusedError: ``PlanRefused``, it refused for as long.
             OptionError: an earlier run planned the batch without columns of the schema.
         """
-        self._start_lease(end["reader"])
+        self._calls.start_lease(end["reader"])
         deadline = time.monotonic() + self._options.reconnect
-        request = {
-            "import": self._options.port,
-            "session": self._session,
-            "start": start,
-            "end": end,
-            "lossy": self._options.skip_lost,
-            "control": self._options.packing is not None,
-        }
         while True:
             late = time.monotonic() > deadline
             try:
-                answer = self._call_with_lease("reader.slices", {**request, "give_up": late})
-                for stream, parts in answer["lost"].items():
+                answer = self._calls.slices(start, end, give_up=late)
+                for stream, parts in answer.lost.items():
                     log.warning("continuing without epochs %s of stream %s", parts, stream)
                 trust = self._trust.snapshot()  # executors need not have the file
-                if answer["slices"]:
+                if answer.slices:
                     self._check_columns(end)
-                slices = answer["slices"]
+                slices = list(answer.slices)
                 packing = self._options.packing
                 if packing is not None and packing.unpacks_rows:
                     slices = link_control_slices(slices)
@@ -421,30 +360,12 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 " availableNow; then start it with more."
             )
 
-    def _call_with_lease(self, action: str, request: dict[str, Any]) -> dict[str, Any]:
-        """Call the agent; while an earlier process of this query holds the lease, wait for it."""
-        renewals: int | None = None
-        while True:
-            began = time.monotonic()
-            answer = self._client().call(action, timeout=15.0, renewals=renewals, **request)
-            if "busy" not in answer:
-                if self._lease is not None:
-                    self._lease.renewed_at = began
-                return answer
-            renewals = answer["busy"]["renewals"]
-            time.sleep(min(0.5, answer["busy"]["seconds"] + 0.01))
-
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: ``latestOffset`` acknowledges, earlier and also when idle."""
 
     def stop(self) -> None:
         """Release the lease."""
-        if self._lease is not None:
-            self._lease.end()
-
-    def _start_lease(self, reader: str) -> None:
-        if self._lease is None:
-            self._lease = Lease(self._client(), reader, self._session)
+        self._calls.end_lease()
 
     def _client(self) -> AgentClient:
         return AgentClient(self._options.agent, self._options.token, self._trust)
@@ -457,97 +378,13 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
         slice_ = cast(Slice, partition)
         self._trust = slice_.trust
-        ticket: dict[str, Any] = {**slice_.value, "query": current_query()}
-        row_schema = to_arrow_schema(self._row_schema, timezone="UTC")
+        reader = SliceReader(slice_, self._options, self._row_schema, self._client)
         packing = self._options.packing
         if packing is None:
-            for batch, meta in self._read_blocks(ticket):
-                if batch.num_rows:
-                    yield self._cast_batch(batch, row_schema, ticket, meta)
-            freeze_modules("read")
-            return
-        packed = to_arrow_schema(self._schema, timezone="UTC")
-        for batch in self._read_packed(ticket, row_schema, ImportPacker(packing, ticket)):
-            if batch.num_rows:
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=packed)
-        freeze_modules("read")
-
-    def _read_packed(
-        self, ticket: dict[str, Any], row_schema: pa.Schema, packer: ImportPacker
-    ) -> Iterator[pa.RecordBatch]:
-        if "tuples" in ticket:
-            yield from packer.pack_control([to_batch(parse_indexed(ticket["tuples"]))])
-        elif ticket.get("control"):
-            yield from packer.pack_control([batch for batch, _ in self._read_blocks(ticket)])
+            yield from reader.read_rows()
         else:
-            if "marks" in ticket:
-                marks = {**ticket["marks"], "query": ticket["query"]}
-                control = [batch for batch, _ in self._read_blocks(marks)]
-                yield from packer.pack_immediate(marks["before"], control)
-            for number, (batch, meta) in enumerate(self._read_blocks(ticket)):
-                packer.note_time(batch, meta)
+            packed = to_arrow_schema(self._schema, timezone="UTC")
+            for batch in reader.read_packed(ImportPacker(packing, reader.ticket)):
                 if batch.num_rows:
-                    row_numbers = read_row_numbers(batch, filtered=ticket["filter"] is not None)
-                    shaped = self._cast_batch(batch, row_schema, ticket, meta)
-                    yield from packer.pack_rows(shaped, number, row_numbers)
-        yield from packer.finish()
-
-    def _read_blocks(
-        self, ticket: dict[str, Any]
-    ) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
-        location, done = ticket["location"], 0
-        until: float | None = None
-        while True:
-            try:
-                rows = AgentClient(location, trust=self._trust).get(
-                    {**ticket, "skip": done}, stall=self._options.reconnect
-                )
-                for batch, meta in rows:
-                    done, until = done + 1, None
-                    yield batch, meta
-                return
-            except StreambrokerError as error:
-                if error.code != "AgentUnreachable":
-                    raise
-                until = until or time.monotonic() + self._options.reconnect
-                if time.monotonic() > until:
-                    raise AgentUnreachableError(
-                        f"{error} Epochs {describe_epochs(ticket)} of stream {ticket['stream']} of"
-                        f" {ticket['export']} could not be read at agent {serving_pe(ticket)} for"
-                        f" {self._options.reconnect:.0f} s. Nothing was skipped; the batch is"
-                        " repeated when the query is started again."
-                    ) from None
-                time.sleep(0.2)
-                location = self._locate(ticket, location)
-
-    def _locate(self, ticket: dict[str, Any], location: str) -> str:
-        try:
-            return str(
-                self._client().call(
-                    "reader.where",
-                    export=ticket["export"],
-                    stream=ticket["stream"],
-                    reader=ticket["reader"],
-                    agent=ticket.get("agent"),
-                )["location"]
-            )
-        except StreambrokerError:
-            return location
-
-    def _cast_batch(
-        self,
-        batch: pa.RecordBatch,
-        row_schema: pa.Schema,
-        ticket: dict[str, Any],
-        meta: dict[str, Any],
-    ) -> pa.RecordBatch:
-        if batch.schema.equals(row_schema):
-            return batch
-        arrays = []
-        for column in row_schema:
-            if column.name == "_source":
-                arrays.append(build_source_column(column.type, batch.num_rows, ticket, meta))
-            else:
-                array = batch.column(column.name)
-                arrays.append(array if array.type == column.type else array.cast(column.type))
-        return pa.RecordBatch.from_arrays(arrays, schema=row_schema)
+                    yield pa.RecordBatch.from_arrays(batch.columns, schema=packed)
+        freeze_modules("read")

@@ -8,6 +8,7 @@ from typing import Any
 
 from pe_agent.transport.agent_client import AgentClient
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.agent_rpc.publisher import Admitted
 
 RETRYABLE_CODES = ("AgentUnreachable", "NotAdmitted")
 
@@ -31,18 +32,21 @@ class StageTargets:
         self._home, self._partition, self._tried = home, partition, 0
         self._count = 1
 
-    def next_target(self, admitted: Mapping[str, Any]) -> StageTarget:
+    def next_target(self, admitted: Admitted) -> StageTarget:
         """Return where to stage, from the own agent's response to the admission."""
-        shard_agents = admitted.get("fellows", ())
+        shard_agents = admitted.shard_agents
         self._count = 1 + len(shard_agents)
         at = (self._partition + self._tried) % self._count
         if at == 0:
             return StageTarget(self._home, {})
         chosen = shard_agents[at - 1]
-        extra_fields = {name: admitted[name] for name in ("home", "stream", "limit")}
-        return StageTarget(
-            AgentClient(chosen["location"], chosen["token"], self._home.trust), extra_fields
-        )
+        extra_fields = {
+            "home": admitted.home,
+            "stream": admitted.stream,
+            "limit": admitted.limit,
+        }
+        client = AgentClient(chosen.location, chosen.token, self._home.trust)
+        return StageTarget(client, extra_fields)
 
     def should_retry(self, target: StageTarget, error: StreambrokerError) -> bool:
         """Return whether a failed stage may be retried at the next agent, or at the same one.

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -21,6 +21,7 @@ from pe_agent.transport import agent_tls
 from pe_agent.transport import broker_trust as tls
 from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.flight_errors import METADATA_BYTES, AgentUnreachableError, from_flight
+from streambroker_core.wire.agent_rpc.codec import R, Request, decode_response, to_json
 
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.bdp_probe", 0),
@@ -244,3 +245,16 @@ class AgentClient:
                 _stalls.forget(id(reader))
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             raise from_flight(error, self.location) from None
+
+
+class Caller(Protocol):
+    """Performs actions of an agent, as `AgentClient` does."""
+
+    def call(self, action: str, *, timeout: float = ..., **body: Any) -> dict[str, Any]:
+        """Perform an action and return its response."""
+
+
+def send(caller: Caller, request: Request[R], *, timeout: float = 10.0) -> R:
+    """Send a request and return its response; raise as :meth:`AgentClient.call` does."""
+    response = caller.call(request.action, timeout=timeout, **to_json(request))
+    return decode_response(type(request), response)

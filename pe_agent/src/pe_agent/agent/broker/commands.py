@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.agent_rpc.codec import Actions
 from streambroker_core.wire.broker.agent_commands import (
     ACTIONS,
     FAILED,
@@ -24,8 +25,6 @@ from streambroker_core.wire.broker.hints import POLL_SPACING_S
 
 log = logging.getLogger("pe_agent")
 
-Action = Callable[[dict[str, Any]], dict[str, Any]]
-
 
 class UnknownCommandError(StreambrokerError):
     """The broker sent a command that this release does not know, or does not accept from it."""
@@ -37,13 +36,11 @@ class CommandRunner:
     """Thread that fetches and performs commands.
 
     Args:
-        actions: handlers by name; a broker may only use those in `ACTIONS`.
+        actions: the actions of the agent; a broker may only use those in `ACTIONS`.
         send: sends results to the broker and returns the next commands.
     """
 
-    def __init__(
-        self, actions: Mapping[str, Action], send: Callable[[dict[str, Any]], Any]
-    ) -> None:
+    def __init__(self, actions: Actions, send: Callable[[dict[str, Any]], Any]) -> None:
         self._actions = actions
         self._send = send
         self._wake = threading.Event()
@@ -88,7 +85,8 @@ class CommandRunner:
                 raise UnknownCommandError(
                     f"this agent does not support the broker command {command.action!r}."
                 )
-            return CommandResult(id=command.id, answer=self._actions[command.action](command.body))
+            answer = self._actions.handle(command.action, command.body)
+            return CommandResult(id=command.id, answer=answer)
         except StreambrokerError as error:
             return CommandResult(id=command.id, code=error.code, detail=str(error))
         except Exception as error:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from time import time as wall_clock
 from typing import Any
 
+from pe_agent.agent.actions import job_actions
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker.commands import CommandRunner
 from pe_agent.agent.broker.reporter import StatusReporter
@@ -129,11 +130,11 @@ class BrokerLink:
         self._acknowledged_at = -BUSY_SECONDS
         agent.broker_status = self.status
         self._reporter = StatusReporter(
-            lambda: {**agent.actions["status"]({}), "patterns": agent.rule_state.page()},
+            lambda: {**agent.status(), "patterns": agent.rule_state.page()},
             lambda report: self._client.request("PUT", f"{self._path}/report", report).body,
         )
         self._commands = CommandRunner(
-            agent.actions,
+            job_actions(agent),
             lambda done: self._client.request("POST", f"{self._path}/errands", done).body,
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -26,6 +26,8 @@ from pe_agent.agent.exports.stream.manifests import (
 from streambroker_core.control.tuples.epoch_control import IndexedControl
 from streambroker_core.ledger.publisher import Publisher
 from streambroker_core.model import pe_of
+from streambroker_core.wire.agent_rpc.publisher import AgentAddress
+from streambroker_core.wire.agent_rpc.stages import SealedBlocks, StageSeal, StageVerify
 
 log = logging.getLogger("pe_agent")
 
@@ -80,15 +82,15 @@ class PendingCount:
 class StageSealer(Protocol):
     """Calls of an export to shard agents."""
 
-    def staging_agents(self) -> list[dict[str, str]]:
+    def staging_agents(self) -> list[AgentAddress]:
         """Return PE, address and token of the agents that take stages now."""
 
-    def seal(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    def seal(self, requests: Mapping[str, StageSeal]) -> dict[str, Sequence[SealedBlocks]]:
         """Seal at several shard agents; see `ShardAgents.seal`."""
 
     def find_broken(
-        self, bodies: Mapping[str, dict[str, Any]]
-    ) -> dict[str, dict[str, dict[str, str]]]:
+        self, requests: Mapping[str, StageVerify]
+    ) -> dict[str, Mapping[str, Mapping[str, str]]]:
         """Ask shard agents for missing or damaged parts; see `ShardAgents.find_broken`."""
 
 
@@ -119,25 +121,20 @@ class ShardCoordinator:
             now, stream = self._state.clock(), self._state.newest
             if not request.is_new(self._state.publisher, now) or stream is None:
                 return {}
-            command = {
-                "export": self._state.key,
-                "stream": stream.id,
-                "epoch": self._ledger.streams[stream.id].next,
-                "query": request.query,
-                "run": request.run,
-                "batch": request.batch,
-                "published": now,
-                "turn": self._next_seal_number(),
-            }
-        responses = self.agents.seal(
-            {pe: {**command, "stages": summaries} for pe, summaries in remote.items()}
-        )
-        return {
-            summary["stage"]: SealedStage(
-                agent=pe,
-                bytes=sealed["bytes"],
-                blocks=[(rows_, size) for rows_, size in sealed["blocks"]],
+            command = StageSeal(
+                export=self._state.key,
+                stream=stream.id,
+                epoch=self._ledger.streams[stream.id].next,
+                query=request.query,
+                run=request.run,
+                batch=request.batch,
+                published=now,
+                turn=self._next_seal_number(),
+                stages=(),
             )
+        responses = self.agents.seal({pe: replace(command, stages=of) for pe, of in remote.items()})
+        return {
+            summary["stage"]: SealedStage(agent=pe, bytes=sealed.bytes, blocks=sealed.blocks)
             for pe, summaries in remote.items()
             for summary, sealed in zip(summaries, responses[pe], strict=True)
         }
@@ -159,19 +156,23 @@ class ShardCoordinator:
             AgentUnreachableError: a shard agent does not report its parts.
         """
         with self._state.lock:
-            bodies = self._shards_in(ranges)
-        if not bodies or self.agents is None:
+            parts = self._shards_in(ranges)
+        if not parts or self.agents is None:
             return {}
+        requests = {pe: StageVerify(export=self._state.key, streams=of) for pe, of in parts.items()}
         result: dict[str, set[int]] = {}
-        for pe, streams in self.agents.find_broken(bodies).items():
+        for pe, streams in self.agents.find_broken(requests).items():
             for stream, epochs in streams.items():
                 for epoch, why in epochs.items():
                     log.warning("agent %s lacks epoch %s of stream %s: %s", pe, epoch, stream, why)
                     result.setdefault(stream, set()).add(int(epoch))
         return result
 
-    def _shards_in(self, ranges: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, Any]]:
-        bodies: dict[str, dict[str, Any]] = {}
+    def _shards_in(
+        self, ranges: Mapping[str, tuple[int, int]]
+    ) -> dict[str, dict[str, dict[str, Any]]]:
+        """Return the identities of parts, by shard agent, stream and epoch."""
+        result: dict[str, dict[str, dict[str, Any]]] = {}
         for stream, (first, next_) in ranges.items():
             manifests = (
                 self._state.streams[stream].manifests if stream in self._state.streams else {}
@@ -179,10 +180,9 @@ class ShardCoordinator:
             present = self._state.present_epochs(stream, first, next_)
             for manifest in (manifests[n] for n in present if n in manifests):
                 for pe in manifest.agents:
-                    body = bodies.setdefault(pe, {"export": self._state.key, "streams": {}})
-                    parts = body["streams"].setdefault(stream, {})
+                    parts = result.setdefault(pe, {}).setdefault(stream, {})
                     parts[str(manifest.epoch)] = expected_shard_identity(manifest, pe)
-        return bodies
+        return result
 
     # -- counting ----------------------------------------------------------------------------
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pe_agent.agent.notifier import Notifier
 from streambroker_core.ledger.retention import BlockingReader
 from streambroker_core.model import job_of
+from streambroker_core.wire.agent_rpc.job import QueryBegin, QueryEnd
 
 LEASE_SECONDS = 6.0
 MAX_WAIT_SECONDS = 1.0
@@ -79,14 +80,13 @@ class QueryGates:
         self._lock = threading.Lock()
         self._queries: dict[tuple[str, frozenset[str]], GatedQuery] = {}
 
-    def begin(self, body: Mapping[str, Any]) -> GatedQuery:
+    def begin(self, request: QueryBegin) -> GatedQuery:
         """Register or renew a query that runs or is about to (``query`` null).
 
-        It is forgotten after `LEASE_SECONDS` without renewal. ``body`` has ``query``, ``run``,
-        ``exports``, ``frames`` and ``foreign``.
+        It is forgotten after `LEASE_SECONDS` without renewal.
         """
-        frames, now = frozenset(body["frames"]), time.monotonic()
-        id_ = str(body["query"] or "")
+        frames, now = frozenset(request.frames), time.monotonic()
+        id_ = request.query or ""
         with self._lock:
             self._queries = {k: q for k, q in self._queries.items() if q.expires > now}
             query = self._queries.get((id_, frames))
@@ -94,16 +94,16 @@ class QueryGates:
                 query = query or self._queries.pop(("", frames), None)
             if query is None:
                 query = GatedQuery("", "", (), frames, False, now)
-            query.id, query.run = id_, str(body["run"] or "")
-            query.exports, query.has_other_sources = tuple(body["exports"]), bool(body["foreign"])
+            query.id, query.run = id_, request.run or ""
+            query.exports, query.has_other_sources = tuple(request.exports), request.foreign
             query.expires = now + LEASE_SECONDS
             self._queries[id_, frames] = query
             return query
 
-    def end(self, body: Mapping[str, Any]) -> None:
-        """Remove a run of a query: ``query``, ``run``."""
+    def end(self, request: QueryEnd) -> None:
+        """Remove a run of a query."""
         with self._lock:
-            ended = (body["query"], body["run"])
+            ended = (request.query, request.run)
             self._queries = {k: q for k, q in self._queries.items() if (q.id, q.run) != ended}
 
     def begin_call(self, frame: str | None, import_: str, reader: str) -> OffsetCall:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from pe_agent.agent.imports.peer_agents import PeerAgents
 from pe_agent.agent.imports.readers import ImportReader, ImportReaders
@@ -14,6 +13,7 @@ from pe_agent.agent.state.store import Store
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.offset import Offset
 from streambroker_core.model import port_of
+from streambroker_core.wire.agent_rpc.reader import Busy, ReaderNext, ReaderSlices
 from streambroker_core.wire.broker.view import ImportPort
 
 
@@ -35,45 +35,46 @@ class ImportState:
         is_declared: Callable[[str], bool],
         control_log: ControlLog | None = None,
     ) -> None:
-        self._pe = pe
-        self._routes = routes
-        self._notifier = notifier
-        self._is_declared = is_declared
+        self.pe = pe
+        self.routes = routes
+        self.notifier = notifier
         self.control_log = control_log or ControlLog(store, notifier.notify)
         self.readers = ImportReaders(store)
-        self.missing_exports: dict[str, list[str]] = {}
+        self._is_declared = is_declared
         self.peers = PeerAgents(
             notifier, self.readers.alive, self.readers.unfinished, self.readers.find_pass
         )
 
-    def _claim(self, request: Mapping[str, Any], reader_id: str) -> ImportReader | dict[str, Any]:
-        import_ = f"{self._pe}/{request['import']}"
-        renewals = request.get("renewals")
-        return self.readers.claim(reader_id, import_, request["session"], renewals=renewals)
+    def claim(self, request: ReaderNext | ReaderSlices, reader_id: str) -> ImportReader | Busy:
+        """Grant the lease of a reader to the caller's process; see `ImportReaders.claim`."""
+        import_ = f"{self.pe}/{request.import_}"
+        renewals = request.renewals
+        return self.readers.claim(reader_id, import_, request.session, renewals=renewals)
 
-    def _find_import(self, port: str) -> ImportPort | None:
+    def find_import(self, port: str) -> ImportPort | None:
         """Return an import of the view, None while the view does not have it yet."""
-        import_ = self._routes.find_import(port)
-        if import_ is None and self._routes.view is not None and not self._is_declared(port):
+        import_ = self.routes.find_import(port)
+        if import_ is None and self.routes.view is not None and not self._is_declared(port):
             raise PortNotDeclaredError(
-                f"import {self._pe}/{port} does not exist. Declare it with subscribe(),"
+                f"import {self.pe}/{port} does not exist. Declare it with subscribe(),"
                 " `streambroker apply` or kubectl, or correct the option `import`."
             )
         return import_
 
     @staticmethod
-    def _positions(reader: ImportReader, export: str, start: Offset) -> dict[str, Any]:
+    def positions(reader: ImportReader, export: str, start: Offset) -> dict[str, int]:
         """Return the reader's positions in streams of an export, and of unknown exports."""
-        exports = {s: reader.export_by_stream.get(s) for s in start.streams}
-        return {
-            "positions": {
-                s: p.next for s, p in start.streams.items() if exports[s] in (export, None)
-            },
-            "own": [s for s, owner in exports.items() if owner == export],
-        }
+        known = reader.export_by_stream
+        return {s: p.next for s, p in start.streams.items() if known.get(s) in (export, None)}
 
-    def _find_route(self, reader: ImportReader, export: str) -> tuple[str, str | None]:
-        import_ = self._routes.find_import(port_of(reader.import_))
+    @staticmethod
+    def own_streams(reader: ImportReader, export: str, start: Offset) -> list[str]:
+        """Return the streams that the reader attributes to an export."""
+        return [s for s in start.streams if reader.export_by_stream.get(s) == export]
+
+    def find_route(self, reader: ImportReader, export: str) -> tuple[str, str | None]:
+        """Return address and capability of an export; without a route its last address."""
+        import_ = self.routes.find_import(port_of(reader.import_))
         for route in import_.routes if import_ else ():
             if str(route.export) == export and route.location is not None:
                 return route.location, route.capability

@@ -7,13 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from pe_agent.agent.notifier import Notifier
-from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.flight_errors import AgentRefusedError
 from streambroker_core.errors import CapabilityError, StreambrokerError
-from streambroker_core.ledger.plan import Plan
+from streambroker_core.wire.agent_rpc.peer import (
+    ExportHead,
+    PeerLeave,
+    PeerWatch,
+    RefusedHead,
+    WatchedExport,
+    WatchedImport,
+)
 from streambroker_core.wire.broker.view import ImportRoute, View
 
 log = logging.getLogger("pe_agent")
@@ -62,7 +68,7 @@ class PeerAgents:
         self._routed: dict[str, dict[str, dict[str, str | None]]] = {}
         self._lock = threading.Lock()
         self._watches: dict[tuple[str, int], _Watch] = {}
-        self._heads: dict[str, dict[str, int]] = {}
+        self._heads: dict[str, Mapping[str, int] | None] = {}
         self._ended: set[str] = set()
         self._away: dict[str, str] = {}
         self._refused: dict[str, str] = {}
@@ -117,7 +123,7 @@ class PeerAgents:
         routed = {at for at, exports in self._routed.items() if export in exports}
         return not routed or location in routed
 
-    def heads(self, export: str) -> dict[str, int] | None:
+    def heads(self, export: str) -> Mapping[str, int] | None:
         """Return the last known ``{stream: next epoch}``, None if unknown."""
         return self._heads.get(export)
 
@@ -171,35 +177,32 @@ class PeerAgents:
     def _watch_once(self, client: AgentClient, watched: _Watch) -> bool:
         """Send one long poll; return whether the agent sent heads of any export."""
         alive = self._alive()
-        exports = {
-            export: {
-                "heads": self._heads.get(export),
-                "ended": export in self._ended,
-                "imports": {
-                    import_: self._import_request(export, imports[import_], alive.get(import_, []))
-                    for import_ in imports
-                },
-            }
-            for export, imports in watched.routes.items()
-        }
+        request = PeerWatch(
+            exports={
+                export: WatchedExport(
+                    heads=self._heads.get(export),
+                    ended=export in self._ended,
+                    imports={
+                        import_: self._import_request(export, capability, alive.get(import_, []))
+                        for import_, capability in imports.items()
+                    },
+                )
+                for export, imports in watched.routes.items()
+            },
+            wait=WATCH_SECONDS,
+            lease=READER_LEASE,
+        )
         began = time.monotonic()
         try:
-            response = client.call(
-                "peer.watch",
-                exports=exports,
-                wait=WATCH_SECONDS,
-                lease=READER_LEASE,
-                timeout=WATCH_SECONDS + 5.0,
-            )
+            heads = send(client, request, timeout=WATCH_SECONDS + 5.0).exports
         except StreambrokerError:
-            self._note_refused(dict.fromkeys(exports))
+            self._note_refused(dict.fromkeys(request.exports))
             raise
-        self._note_refused({e: head.get("error") for e, head in response["exports"].items()})
+        refused = {e: head.error for e, head in heads.items() if isinstance(head, RefusedHead)}
+        self._note_refused({**dict.fromkeys(heads), **refused})
         moved: set[str] = set()
-        refused = 0
-        for export, head in response["exports"].items():
-            if "error" in head:
-                refused += 1
+        for export, head in heads.items():
+            if isinstance(head, RefusedHead):
                 if self._is_home(export, watched.location):
                     with self._lock:
                         self._heads.pop(export, None)
@@ -207,15 +210,15 @@ class PeerAgents:
                 continue
             known = export in watched.routes and self._is_home(export, watched.location)
             with self._lock:
-                if known and self._heads.get(export) != head["heads"]:
-                    self._heads[export] = head["heads"]
+                if known and self._heads.get(export) != head.heads:
+                    self._heads[export] = head.heads
                     moved.update(watched.routes[export])
-                if known and bool(head.get("ended")) != (export in self._ended):
+                if known and head.ended != (export in self._ended):
                     self._ended ^= {export}
                     moved.update(watched.routes[export])
         if moved:
             self._notifier.notify(*moved)
-        if exports and refused == len(exports):
+        if refused and len(refused) == len(request.exports):
             return False
         if not moved and time.monotonic() - began < 0.01:
             watched.stopped.wait(0.05)
@@ -223,13 +226,12 @@ class PeerAgents:
 
     def _import_request(
         self, export: str, capability: str | None, readers: list[str]
-    ) -> dict[str, Any]:
-        waits = self.find_wait_chains(readers)
-        return {
-            "capability": capability,
-            "readers": {reader: self._find_pass(reader, export) for reader in readers},
-            **({"waits": waits} if waits else {}),
-        }
+    ) -> WatchedImport:
+        return WatchedImport(
+            capability=capability,
+            readers={reader: self._find_pass(reader, export) for reader in readers},
+            waits=self.find_wait_chains(readers),
+        )
 
     def _note_refused(self, reasons: Mapping[str, str | None]) -> None:
         """Record per export why its agent refuses it; log each new reason once."""
@@ -241,7 +243,7 @@ class PeerAgents:
                     if before != why:
                         log.info("heads of export %s refused: %s", export, why)
 
-    def fetch_heads(self, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
+    def fetch_heads(self, route: ImportRoute, import_: str) -> ExportHead:
         """Return the current heads of one export, and whether it has ended.
 
         Raises:
@@ -249,26 +251,23 @@ class PeerAgents:
             AgentRefusedError: its agent refuses.
         """
         export = str(route.export)
-        imports: dict[str, Any] = {import_: {"capability": route.capability, "readers": []}}
-        response = AgentClient(str(route.location)).call(
-            "peer.watch",
-            timeout=PLAN_SECONDS,
-            wait=0,
-            lease=READER_LEASE,
-            exports={export: {"heads": None, "imports": imports}},
-        )
-        head = response["exports"][export]
-        if head.get("heads") is None:
-            why = str(head.get("error", "its agent has no key to verify the capability"))
-            raise AgentRefusedError(str(head.get("code", CapabilityError.code)), why)
-        return dict(head["heads"]), bool(head.get("ended"))
+        imports = {import_: WatchedImport(capability=route.capability, readers=())}
+        watched = WatchedExport(heads=None, imports=imports)
+        request = PeerWatch(exports={export: watched}, wait=0, lease=READER_LEASE)
+        head = send(AgentClient(str(route.location)), request, timeout=PLAN_SECONDS).exports[export]
+        if isinstance(head, RefusedHead):
+            raise AgentRefusedError(head.code, head.error)
+        if head.heads is None:
+            why = "its agent has no key to verify the capability"
+            raise AgentRefusedError(CapabilityError.code, why)
+        return head
 
     def report_leave(self, location: str, export: str, import_: str, reader: str) -> None:
         """Report that a reader's process has stopped; failures are only logged."""
         pass_ = self._find_pass(reader, export)
-        body = {"export": export, "import": import_, "reader": reader, "pass": pass_}
+        request = PeerLeave(export=export, import_=import_, reader=reader, pass_=pass_)
         try:
-            AgentClient(location).call("peer.leave", timeout=1.0, **body)
+            send(AgentClient(location), request, timeout=1.0)
         except StreambrokerError as error:
             log.info("cannot report that a reader has left: %s", error)
 
@@ -291,28 +290,3 @@ def _split_routes(routes: Routes) -> list[Routes]:
         parts[-1][export] = imports
         room -= len(imports)
     return list(parts)
-
-
-def encode_plan(plan: Plan) -> dict[str, Any]:
-    """Encode a ledger's plan as JSON."""
-    return {
-        "planned": [
-            {
-                "stream": p.stream,
-                "from": p.from_,
-                "next": p.next,
-                "dropped": list(p.dropped),
-                "duplicates": list(p.duplicates),
-                "lost": list(p.lost),
-                "moved": p.has_gap,
-            }
-            for p in plan.planned
-        ],
-        "bytes": plan.bytes,
-        "last": None if plan.last is None else list(plan.last),
-        "routed": plan.routed,
-        "gone": list(plan.unknown_streams),
-        "quiet": dict(plan.rowless_streams),
-        "tuples": plan.tuples,
-        "payload": plan.payload,
-    }

@@ -6,27 +6,26 @@ So one offset pins both, and a replay reads the rows that these rules had to see
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from pe_agent.agent.imports.readers import ImportReader
 from streambroker_core.cep.rules.push_down import TOO_LONG, narrow_filter
 from streambroker_core.ledger.offset import Offset, PinnedRules
+from streambroker_core.wire.agent_rpc.reader import ReaderNext, RulesPosition
 from streambroker_core.wire.broker.capability import claims_filter
 from streambroker_core.wire.broker.view import ImportPort, ImportRoute
 
 
-def hold_back(request: Mapping[str, Any]) -> dict[str, Any]:
+def hold_back(request: ReaderNext) -> ReaderNext:
     """Return the request changed so that the reader gets nothing for now."""
-    return {**request, "limit": {}, "log": False, "rules": None}
+    return replace(request, limit={}, log=False, rules=None)
 
 
 def pin_rules(
     reader: ImportReader,
     import_: ImportPort | None,
     end: Offset,
-    requested: Mapping[str, Any] | None,
+    requested: RulesPosition | None,
 ) -> Offset:
     """Return an offset with the Import's filter, narrowed by what the rules allow.
 
@@ -36,13 +35,11 @@ def pin_rules(
     import_filter = end.import_filter if import_ is None else import_.filter
     rules = end.rules
     if requested is not None:
-        rules = PinnedRules(
-            log=requested["log"], next=requested["next"], relevant=requested["relevant"]
-        )
+        rules = PinnedRules(log=requested.log, next=requested.next, relevant=requested.relevant)
     if rules is None:
         reader.rules = {}
         return replace(end, filter=import_filter)
-    filter_, why = import_filter, str((requested or {}).get("why", ""))
+    filter_, why = import_filter, requested.why if requested else ""
     if rules.relevant is not None:
         forbids = sorted(
             str(r.export) for r in (import_.routes if import_ else ()) if _may_forbid_filter(r)

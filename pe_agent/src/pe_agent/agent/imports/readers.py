@@ -17,6 +17,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.offset import Loss
 from streambroker_core.ledger.planner import ReadersExceededError
 from streambroker_core.ledger.routes import NotRoutedError
+from streambroker_core.wire.agent_rpc.reader import Busy, ReaderLease
 
 MAX_READERS = 1_000
 
@@ -149,10 +150,10 @@ class ImportReaders:
 
     def claim(
         self, id_: str, import_: str, session: str, *, renewals: int | None
-    ) -> ImportReader | dict[str, Any]:
-        """Grant the lease to a process, or return ``busy`` with the remaining time.
+    ) -> ImportReader | Busy:
+        """Grant the lease to a process, or return the remaining time.
 
-        An unknown reader is added. ``renewals`` is from the last ``busy`` response, None at first.
+        An unknown reader is added. ``renewals`` is from the last `Busy` response, None at first.
 
         Raises:
             NotRoutedError: the reader belongs to another import.
@@ -171,9 +172,8 @@ class ImportReaders:
             if reader.session not in ("", session) and reader.lease_expires > now:
                 if renewals is not None and renewals != reader.renewals:
                     raise ReaderInUseError(id_)
-                return {
-                    "busy": {"seconds": reader.lease_expires - now, "renewals": reader.renewals}
-                }
+                left = reader.lease_expires - now
+                return Busy(busy=ReaderLease(seconds=left, renewals=reader.renewals))
             reader.renewals += reader.session == session
             reader.session, reader.lease_expires = session, now + READER_LEASE
             return reader
@@ -184,11 +184,11 @@ class ImportReaders:
             reader.calls += 1
             return reader.calls
 
-    def number_plan_call(self, reader: ImportReader) -> list[str | int]:
+    def number_plan_call(self, reader: ImportReader) -> tuple[str, int]:
         """Return incarnation and a rising number: an abandoned request cannot undo a later one."""
         with self._lock:
             reader.plan_calls += 1
-            return [self._incarnation, reader.plan_calls]
+            return self._incarnation, reader.plan_calls
 
     def _add_reader(self, id_: str, import_: str, now: float) -> ImportReader:
         """Add a reader; at the limit evict the one that has been away longest."""

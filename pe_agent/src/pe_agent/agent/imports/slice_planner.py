@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pe_agent.agent.imports.import_state import ImportState
 from pe_agent.agent.imports.peer_agents import PLAN_SECONDS, READER_LEASE
 from pe_agent.agent.imports.readers import ImportReader, Missed
-from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.control.tuples.envelope import encode
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.losses import MissingRange
 from streambroker_core.ledger.offset import BlockRange, Offset, cut_slices, ranges, sum_losses
 from streambroker_core.model import port_of
+from streambroker_core.wire.agent_rpc.peer import PeerReplan, PeerWhere, RegisteredPlan
+from streambroker_core.wire.agent_rpc.reader import (
+    Busy,
+    Located,
+    ReaderSlices,
+    ReaderWhere,
+    Slices,
+)
 
 
 class ShardAgentSilentError(AgentUnreachableError):
@@ -44,38 +52,32 @@ class _ExportBatch:
     stream_numbers: Iterator[int]
 
 
-class SlicePlanner(ImportState):
+class SlicePlanner:
     """Requests of Spark's ``partitions``, and of tasks that lost their agent."""
 
-    def plan_slices(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def __init__(self, state: ImportState) -> None:
+        self._state = state
+
+    def plan_slices(self, request: ReaderSlices) -> Slices | Busy:
         """Answer ``partitions``: register the plan of a batch again and cut it into slices.
 
-        Args:
-            request: ``import``, ``session``, ``start``, ``end`` (offsets), ``lossy`` (omit missing
-                epochs), ``give_up`` (omit unreachable epochs without a route, too), ``control``
-                (read control tuples and number rows).
-
-        Returns:
-            ``{"slices": […], "lost": {stream: [[first, next], …]}}``, each slice a ticket with
-            its address, or ``{"busy": …}``. Omitted epochs are missing from all slices alike.
+        Omitted epochs are missing from all slices alike.
 
         Raises:
             AgentUnreachableError, PlanRefusedError: an exporter is away, or refuses; the caller
                 retries.
             DataLossError: planned epochs are missing, and the reader is not lossy.
         """
-        start, end = Offset.decode(request["start"]), Offset.decode(request["end"])
-        reader = self._claim(request, str(end.reader))
-        if isinstance(reader, dict):
+        start, end = Offset.decode(request.start), Offset.decode(request.end)
+        reader = self._state.claim(request, str(end.reader))
+        if isinstance(reader, Busy):
             return reader
         wanted = ranges(start, end)
-        lossy = bool(request.get("lossy"))
-        give_up = lossy and bool(request.get("give_up"))
+        lossy, give_up = request.lossy, request.lossy and request.give_up
         slices: list[dict[str, Any]] = []
         lost: dict[str, list[MissingRange]] = {}
         by_export = self._group_by_export(reader, wanted)
         parts = itertools.count()
-        control = bool(request.get("control"))
         for stream in by_export.pop(None, ()):
             if not (give_up and self._all_reachable(reader)):
                 raise AgentUnreachableError(
@@ -86,7 +88,7 @@ class SlicePlanner(ImportState):
         reader.finished -= {e for e in by_export if e is not None}
         for export, streams in sorted((e, s) for e, s in by_export.items() if e is not None):
             export_ranges = {s: wanted[s] for s in streams}
-            batch = _ExportBatch(start, end, export_ranges, lossy, control, parts)
+            batch = _ExportBatch(start, end, export_ranges, lossy, request.control, parts)
             try:
                 cut_, missing = self._plan_export(reader, export, batch)
             except ShardAgentSilentError:
@@ -99,7 +101,7 @@ class SlicePlanner(ImportState):
             lost |= missing
         slices += self._control_log_slices(start, end, skip_lost=lossy)
         self._note_missed(reader, end, lost)
-        return {"slices": slices, "lost": {s: [g[:2] for g in of] for s, of in lost.items()}}
+        return Slices(slices=slices, lost={s: [g[:2] for g in of] for s, of in lost.items()})
 
     def _control_log_slices(
         self, start: Offset, end: Offset, *, skip_lost: bool
@@ -109,7 +111,7 @@ class SlicePlanner(ImportState):
         for id_, next_ in end.control.items():
             first = start.control.get(id_, next_)
             if first < next_:
-                entries = self.control_log.read_range(id_, first, next_, skip_lost=skip_lost)
+                entries = self._state.control_log.read_range(id_, first, next_, skip_lost=skip_lost)
                 tuples += [[0, encode(one)] for one in entries]
         if not tuples:
             return []
@@ -127,7 +129,7 @@ class SlicePlanner(ImportState):
             )
             for stream, of in missing.items()
         }
-        self.readers.note_missed(reader, missed)
+        self._state.readers.note_missed(reader, missed)
 
     def _group_by_export(
         self, reader: ImportReader, planned_ranges: Mapping[str, Any]
@@ -142,50 +144,53 @@ class SlicePlanner(ImportState):
         return result
 
     def _all_reachable(self, reader: ImportReader) -> bool:
-        import_ = self._routes.find_import(port_of(reader.import_))
+        import_ = self._state.routes.find_import(port_of(reader.import_))
         return import_ is not None and all(
             r.location is not None
-            and self.peers.heads(str(r.export)) is not None
-            and not self.peers.is_away(r.location)
+            and self._state.peers.heads(str(r.export)) is not None
+            and not self._state.peers.is_away(r.location)
             for r in import_.routes
         )
 
     def _is_unrouted(self, reader: ImportReader, export: str) -> bool:
-        import_ = self._routes.find_import(port_of(reader.import_))
+        import_ = self._state.routes.find_import(port_of(reader.import_))
         return import_ is not None and export not in {str(r.export) for r in import_.routes}
 
     def _find_streams(self, reader: ImportReader, streams: list[str]) -> None:
-        import_ = self._routes.find_import(port_of(reader.import_))
+        import_ = self._state.routes.find_import(port_of(reader.import_))
         for route in import_.routes if import_ else ():
-            heads = self.peers.heads(str(route.export)) or {}
+            heads = self._state.peers.heads(str(route.export)) or {}
             present = [s for s in streams if s in heads]
             if present and route.location is not None:
-                self.readers.note_export(reader, str(route.export), route.location, present)
+                self._state.readers.note_export(reader, str(route.export), route.location, present)
 
     def _plan_export(
         self, reader: ImportReader, export: str, batch: _ExportBatch
     ) -> tuple[list[dict[str, Any]], dict[str, list[MissingRange]]]:
         end = batch.end
         columns = None if end.columns is None else list(end.columns)
-        location, capability = self._find_route(reader, export)
+        location, capability = self._state.find_route(reader, export)
         response = _register_plan(
             location,
-            timeout=PLAN_SECONDS,
-            export=export,
-            reader=reader.id,
-            call=self.readers.number_plan_call(reader),
-            capability=capability,
-            lease=READER_LEASE,
-            **self._positions(reader, export, batch.start),
-            ranges={s: list(r) for s, r in batch.planned_ranges.items()},
-            lossy=batch.skip_lost,
-            filter=end.filter,
-            columns=columns,
-            **({"control": []} if batch.control else {}),
-            **{"import": reader.import_, "pass": reader.passes.get(export)},
+            PeerReplan(
+                export=export,
+                import_=reader.import_,
+                reader=reader.id,
+                call=self._state.readers.number_plan_call(reader),
+                capability=capability,
+                pass_=reader.passes.get(export),
+                lease=READER_LEASE,
+                positions=self._state.positions(reader, export, batch.start),
+                own=self._state.own_streams(reader, export, batch.start),
+                ranges=batch.planned_ranges,
+                lossy=batch.skip_lost,
+                filter=end.filter,
+                columns=columns,
+                control=[] if batch.control else None,
+            ),
         )
-        self.readers.note_export(
-            reader, export, location, batch.planned_ranges, response.get("pass")
+        self._state.readers.note_export(
+            reader, export, location, batch.planned_ranges, response.pass_
         )
         common = {
             "location": location,
@@ -195,15 +200,15 @@ class SlicePlanner(ImportState):
             "filter": end.filter,
             "columns": columns,
             # Exporters of the previous release send no grant, and need none.
-            **({"grant": response["grant"]} if "grant" in response else {}),
+            **({} if response.grant is None else {"grant": response.grant}),
         }
         at: list[dict[str, str]] = [{}] + [
-            {"location": one["location"], "agent": one["pe"], "grant": one["grant"]}
-            for one in response.get("agents", ())
+            {"location": one.location, "agent": one.pe, "grant": one.grant}
+            for one in response.agents
         ]
         slices = []
-        for stream in response.get("order") or response["blocks"]:
-            epochs = response["blocks"][stream]
+        for stream in response.order or response.blocks:
+            epochs = response.blocks[stream]
             numbers = (
                 _RowNumbers.from_epochs(next(batch.stream_numbers), epochs)
                 if batch.control
@@ -220,33 +225,30 @@ class SlicePlanner(ImportState):
                 for agent, sizes in _group_by_agent(epochs).items()
                 for pieces in cut_slices(sizes)
             ]
-            if numbers and response.get("control", {}).get(stream):
-                slices.append(
-                    {**common, **numbers.for_control(stream, response["control"][stream])}
-                )
-        missing = response.get("gone", {})
-        return slices, {s: [(g[0], g[1], g[2]) for g in of] for s, of in missing.items()}
+            if numbers and (control := response.control.get(stream)):
+                slices.append({**common, **numbers.for_control(stream, control)})
+        missing = {s: [(g[0], g[1], g[2]) for g in of] for s, of in response.gone.items()}
+        return slices, missing
 
-    def locate(self, export: str, stream: str, reader: str, agent: str | None = None) -> str:
+    def locate(self, request: ReaderWhere) -> Located:
         """Return the current address of an export's agent, for a task that has lost it.
 
-        ``agent`` is the PE of the shard agent with the blocks; None for the export's own agent.
-
         Raises:
-            AgentUnreachableError: the export's own agent, which must be asked, is away, too.
+            AgentUnreachableError: the export's own agent, which knows its shard agents, is away.
         """
-        import_reader = self.readers[reader]
-        location, capability = self._find_route(import_reader, export)
-        if agent is None:
-            return location
-        body = {"export": export, "reader": reader, "import": import_reader.import_, "pe": agent}
-        response = AgentClient(location).call(
-            "peer.where",
-            timeout=PLAN_SECONDS,
+        reader = self._state.readers[request.reader]
+        location, capability = self._state.find_route(reader, request.export)
+        if request.agent is None:
+            return Located(location=location)
+        where = PeerWhere(
+            export=request.export,
+            import_=reader.import_,
+            reader=reader.id,
+            pe=request.agent,
             capability=capability,
-            **{**body, "pass": import_reader.passes.get(export)},
+            pass_=reader.passes.get(request.export),
         )
-        return str(response["location"])
+        return send(AgentClient(location), where, timeout=PLAN_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +290,7 @@ class _RowNumbers:
             "numbered": True,
         }
 
-    def for_control(self, stream: str, epochs: list[int]) -> dict[str, Any]:
+    def for_control(self, stream: str, epochs: Sequence[int]) -> dict[str, Any]:
         """Return the ticket fields for a stream's control tuples, by epoch."""
         return {
             "control": True,
@@ -300,14 +302,14 @@ class _RowNumbers:
         }
 
 
-def _register_plan(location: str, **body: Any) -> dict[str, Any]:
+def _register_plan(location: str, request: PeerReplan) -> RegisteredPlan:
     """Register a plan at an exporter's agent; only loss and revocation are final.
 
     Raises:
         PlanRefusedError: refused, perhaps only until both agents have the same view.
     """
     try:
-        return AgentClient(location).call("peer.replan", **body)
+        return send(AgentClient(location), request, timeout=PLAN_SECONDS)
     except AgentRefusedError as error:
         if error.code in ("DataLoss", "Revoked"):
             raise

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from streambroker_core.wire.agent_rpc.codec import to_json
+from streambroker_core.wire.agent_rpc.job import RulesMetrics
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.reports.rule_metrics import (
     MAX_REPORTED_RULES,
@@ -39,15 +41,13 @@ class RuleMetricsStore:
         self._lock = threading.Lock()
         self._reports: dict[tuple[str, str], _OperatorReport] = {}
 
-    def record(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def record(self, request: RulesMetrics) -> None:
         """Record the metrics of all rules of an operator; no rules for one that has ended.
-
-        ``body`` has ``operator``, ``log`` (of its rule sets), ``rules`` and ``waiting``.
 
         Raises:
             ManifestError: a field is invalid.
         """
-        fields = Fields(body)
+        fields = Fields(to_json(request))
         name = fields.text("operator"), fields.text("log")
         rules = [
             read_metrics(fields.entry("rules", number, entry), *name)
@@ -61,7 +61,6 @@ class RuleMetricsStore:
                 self._reports[name] = _OperatorReport(self._clock(), rules, waiting)
             else:
                 self._reports.pop(name, None)
-        return {}
 
     def status(self) -> list[dict[str, Any]]:
         """Return the metrics of each rule; ``age`` is the seconds since their report."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
 from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.state.store import Store
+from streambroker_core.wire.agent_rpc.job import CurrentRules, RulesReport, RulesWanted
 from streambroker_core.wire.broker.view import View
 from streambroker_core.wire.broker.view_rules import write_view_rules
 from streambroker_core.wire.encoding.fields import Fields
@@ -71,37 +72,29 @@ class RuleState:
         self._last_paged: RuleStatusMap = {}
         self.on_report: Callable[[], None] = lambda: None
 
-    def wait_for_rules(self, body: dict[str, Any]) -> dict[str, Any]:
+    def wait_for_rules(self, request: RulesWanted) -> CurrentRules:
         """Return the rules as soon as they differ from those the caller knows, else after a while.
 
-        Args:
-            body: ``discoverer``, its ``query`` (permanent name), ``known`` (its digest, or null),
-                and ``wait`` in seconds, at most `LONGEST_WAIT`.
-
-        Returns:
-            ``digest``, null while the broker has sent no rules; ``rules``, null if unchanged;
-            ``enabled``, how often each rule was enabled, as the query knows; ``away``, whether the
-            rules are the last ones of a broker that does not respond.
+        The wait is at most `LONGEST_WAIT`.
         """
-        name = str(body["discoverer"])
+        name, known = request.discoverer, request.known
         self._touch(name)
-        known, wait = body.get("known"), min(LONGEST_WAIT, float(body.get("wait", 0)))
 
         def enough(now: tuple[str, Any] | None) -> bool:
             return name not in self._reports or (now is not None and now[0] != known)
 
+        wait = min(LONGEST_WAIT, request.wait)
         current = self._notifier.wait_for((), wait, self._current, enough)
         if current is None:
-            return {"digest": None, "rules": None, "enabled": {}, "away": self._is_broker_away()}
+            return CurrentRules(digest=None, rules=None, away=self._is_broker_away())
         digest, rules = current
         by_query = self._load_enabled()
-        enabled = by_query.get(str(body.get("query") or ""), by_query.get("", {}))
-        return {
-            "digest": digest,
-            "rules": None if digest == known else rules,
-            "enabled": enabled,
-            "away": self._is_broker_away(),
-        }
+        return CurrentRules(
+            digest=digest,
+            rules=None if digest == known else rules,
+            enabled=by_query.get(request.query or "", by_query.get("", {})),
+            away=self._is_broker_away(),
+        )
 
     def _current(self) -> tuple[str, list[dict[str, Any]]] | None:
         view = self._view()
@@ -109,22 +102,19 @@ class RuleState:
             return None
         return view.rules.digest, write_view_rules(view.rules)
 
-    def report(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Record a ``discoverer``'s ``rules`` status, and ``enabled`` counts of its ``query``."""
-        reported = read_statuses(Fields(body["rules"], "rules"))
+    def report(self, request: RulesReport) -> None:
+        """Record the status of a discoverer's rules, and the enable counts of its query."""
+        reported = read_statuses(Fields(request.rules, "rules"))
         with self._lock:
-            report = self._reports.setdefault(
-                str(body["discoverer"]), _DiscovererReport(self._clock())
-            )
+            report = self._reports.setdefault(request.discoverer, _DiscovererReport(self._clock()))
             changed = report.rules != reported
             report.at, report.rules = self._clock(), reported
-        if body.get("enabled"):
-            self._save_enabled(str(body.get("query") or ""), body["enabled"])
+        if request.enabled:
+            self._save_enabled(request.query or "", request.enabled)
         if changed:
             self.on_report()
-        return {}
 
-    def _save_enabled(self, query: str, counts: dict[str, int]) -> None:
+    def _save_enabled(self, query: str, counts: Mapping[str, int]) -> None:
         """Store a query's enable counts; forget the oldest beyond `MAX_QUERIES`."""
         with self._lock:
             by_query = self._load_enabled()
@@ -145,14 +135,13 @@ class RuleState:
             report = self._reports.setdefault(discoverer, _DiscovererReport(self._clock()))
             report.at = self._clock()
 
-    def leave(self, body: dict[str, Any]) -> dict[str, Any]:
+    def leave(self, discoverer: str) -> None:
         """Forget a discoverer whose query ends."""
         with self._lock:
-            removed = self._reports.pop(str(body["discoverer"]), None)
+            removed = self._reports.pop(discoverer, None)
         self._notifier.notify()
         if removed is not None and removed.rules:
             self.on_report()
-        return {}
 
     def rule_status(self) -> RuleStatusMap:
         """Return the merged rule status of all active discoverers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,7 @@ class SideReports:
         self._lock = threading.Lock()
         self._queries: dict[tuple[str, str], _QueryReport] = {}
 
-    def record(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def record(self, buckets: Sequence[Any]) -> None:
         """Record metrics of ``buckets``; ignore those of an older window.
 
         Each has ``query``, ``operator``, ``bucket``, ``window`` and ``sides``.
@@ -49,7 +49,7 @@ class SideReports:
         Raises:
             ManifestError: a field is invalid.
         """
-        fields = Fields(body)
+        fields = Fields({"buckets": buckets})
         read = [
             _read_bucket(fields.entry("buckets", number, one))
             for number, one in enumerate(fields.items("buckets", max_items=MAX_BUCKETS))
@@ -60,18 +60,16 @@ class SideReports:
                 query.at = self._clock()
                 if window >= query.buckets.get(bucket, (-1, ()))[0]:
                     query.buckets[bucket] = (window, sides)
-        return {}
 
-    def retain_running(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def retain_running(self, queries: Sequence[str]) -> None:
         """Forget the queries that are not in ``queries``, the ids of running ones."""
-        running, since = set(body["queries"]), self._clock() - NEW_QUERY_SECONDS
+        running, since = set(queries), self._clock() - NEW_QUERY_SECONDS
         with self._lock:
             self._queries = {
                 name: query
                 for name, query in self._queries.items()
                 if name[0] in running or query.at > since
             }
-        return {}
 
     def status(self) -> list[dict[str, Any]]:
         """Return the metrics of each side input; ``age`` is the seconds since their report."""

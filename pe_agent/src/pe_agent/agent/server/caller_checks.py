@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow.flight as flight
 
-from pe_agent.agent.server.plan_request import BodyInvalidError
 from pe_agent.transport.agent_client import AUTHORIZATION, bearer
 from pe_agent.transport.flight_errors import to_flight
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.agent_rpc.codec import Actions, MessageInvalidError
 
 CALLER = "caller"
 """Name of the middleware."""
@@ -25,7 +26,16 @@ MAX_BODY = 16 << 20
 MAX_BODY_BY_ACTION = {"publisher.publish": 64 << 20}
 """Maximum bytes of a request; a commit includes all control tuples of its batch."""
 
+MAX_LEASE = 60.0
+"""Maximum seconds of a lease that another agent asks for."""
+
 _SERVED = (flight.FlightMethod.DO_ACTION, flight.FlightMethod.DO_GET, flight.FlightMethod.DO_PUT)
+
+
+class BodyInvalidError(StreambrokerError):
+    """A request is not the JSON that this agent expects; nothing was done."""
+
+    code = "BodyInvalid"
 
 
 class TokenWrongError(StreambrokerError):
@@ -78,3 +88,21 @@ def max_body_for(action: str, *, has_token: bool) -> int:
     if action.startswith("peer.") or not has_token:
         return MAX_PEER_BODY
     return MAX_BODY_BY_ACTION.get(action, MAX_BODY)
+
+
+def perform(actions: Actions, action: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Perform an action.
+
+    Raises:
+        BodyInvalidError: another agent's request lacks a field, or has an invalid one.
+        MessageInvalidError: the same of the own job, which is logged with its trace.
+    """
+    try:
+        return actions.handle(action, body)
+    except MessageInvalidError as error:
+        if not action.startswith("peer."):
+            raise
+        raise BodyInvalidError(
+            f"the fields of {action} are invalid: {error}. Nothing was done; are both agents of one"
+            " release?"
+        ) from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from pe_agent.agent.actions import job_actions
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.exports.stream.block_reader import (
     BlockReader,
@@ -24,30 +25,31 @@ from pe_agent.agent.exports.stream.block_reader import (
     ReadRequest,
     SentBlock,
 )
-from pe_agent.agent.imports.peer_agents import encode_plan
 from pe_agent.agent.reports.log_limiter import RateLimitedLog
 from pe_agent.agent.server.caller_checks import (
     CALLER,
     MAX_BODY,
+    BodyInvalidError,
     CallerFactory,
     TokenWrongError,
     equal_in_constant_time,
     max_body_for,
+    perform,
 )
 from pe_agent.agent.server.listener import CertificateChain
 from pe_agent.agent.server.long_poll import WatchService
-from pe_agent.agent.server.plan_request import (
-    BodyInvalidError,
-    parse_plan_request,
-    read_ranges,
-    with_policy,
-)
-from pe_agent.agent.shards import read_grant as grants
-from pe_agent.agent.shards.read_grant import Grant
+from pe_agent.agent.server.peer_plans import PeerPlans
 from pe_agent.transport.flight_errors import to_flight
 from streambroker_core.control.runtime.control_rows import schema as control_schema
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.offset import column_names
+from streambroker_core.wire.agent_rpc.peer import (
+    PeerLeave,
+    PeerPlan,
+    PeerReplan,
+    PeerWatch,
+    PeerWhere,
+)
 
 log = logging.getLogger("pe_agent")
 
@@ -66,17 +68,15 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         super().__init__(location, middleware={CALLER: CallerFactory(token)}, **settings)
         self._agent = agent
         self._token = token
-        watching = WatchService(agent)
         self._reader = BlockReader()
         self._bad_request_log = RateLimitedLog()
-        self._actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-            "peer.plan": self._plan,
-            "peer.replan": self._register_plan,
-            "peer.watch": watching.watch,
-            "peer.leave": watching.leave,
-            "peer.where": self._locate,
-            **agent.actions,
-        }
+        self._actions = job_actions(agent)
+        watching, plans = WatchService(agent), PeerPlans(agent)
+        self._actions.on(PeerPlan, plans.plan)
+        self._actions.on(PeerReplan, plans.register)
+        self._actions.on(PeerWatch, watching.watch)
+        self._actions.on(PeerLeave, watching.leave)
+        self._actions.on(PeerWhere, plans.locate)
 
     # -- actions -----------------------------------------------------------------------------
 
@@ -86,12 +86,11 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         """Perform one action; its response is one JSON object."""
         has_token = False
         try:
-            perform = self._actions.get(action.type)
-            if perform is None:
+            if action.type not in self._actions:
                 raise BodyInvalidError(f"there is no action {action.type!r}")
             body = self._parse_body(context.get_middleware(CALLER).has_token, action)
             has_token = not action.type.startswith("peer.")
-            response = json.dumps(perform(body)).encode()
+            response = json.dumps(perform(self._actions, action.type, body)).encode()
         except Exception as error:
             raise self._to_flight_error(error, action.type, has_token=has_token) from None
         return iter([flight.Result(pa.py_buffer(response))])
@@ -216,65 +215,6 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 yield batch, pa.py_buffer(json.dumps(metadata).encode())
         except Exception as error:
             raise self._to_flight_error(error, "get") from None
-
-    # -- requests of other agents ------------------------------------------------------------
-
-    def _plan(self, body: dict[str, Any]) -> dict[str, Any]:
-        request = parse_plan_request(body, "peer.plan")
-        authorized = self._agent.authorize_peer(body)
-        export = authorized.export
-        self._agent.check_filter(export, body["filter"])
-        mismatches = export.plans.schema_mismatches(
-            body["filter"], body["columns"], body.get("schema")
-        )
-        plan = export.plans.plan(
-            with_policy(request, authorized.policy, granted=authorized.granted),
-            filter_=body["filter"],
-            columns=body["columns"],
-            excluded=mismatches,
-        )
-        misfits = [
-            why
-            for stream, why in mismatches.items()
-            if export.plans.blocks_reader(request.reader, stream)
-        ]
-        pass_ = self._agent.pass_for(export.key, request.import_, request.reader)
-        return {**encode_plan(plan), "misfits": misfits, "pass": pass_}
-
-    def _register_plan(self, body: dict[str, Any]) -> dict[str, Any]:
-        request, ranges = parse_plan_request(body, "peer.replan"), read_ranges(body)
-        authorized = self._agent.authorize_peer(body, planned=True)
-        export = authorized.export
-        if not export.plans.is_planned_with(str(body["reader"]), body["filter"]):
-            self._agent.check_filter(export, body["filter"])
-        registered = export.plans.register_plan(
-            with_policy(request, authorized.policy, granted=authorized.granted),
-            ranges,
-            filter_=body["filter"],
-            columns=body["columns"],
-        )
-        reader = str(body["reader"])
-        grant = Grant(
-            export=export.key,
-            reader=reader,
-            ranges=ranges,
-            filter=body["filter"],
-            columns=column_names(body["columns"]),
-        )
-        return {
-            "grant": grants.sign(self._token, grant),
-            "pass": self._agent.pass_for(export.key, request.import_, reader),
-            "blocks": registered.blocks,
-            "gone": registered.missing,
-            "order": registered.order,
-            "control": registered.control,
-            "agents": self._agent.shard_agents.issue_tickets(registered.agents, grant),
-        }
-
-    def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the current address of a shard agent that has blocks of the caller's plan."""
-        self._agent.authorize_peer(body, planned=True)
-        return {"location": self._agent.shard_agents.locate(str(body["pe"]))}
 
 
 def _error_location(error: Exception) -> str:

@@ -19,9 +19,19 @@ from typing import TYPE_CHECKING, Any
 from pe_agent.agent.shards import read_grant as grants
 from pe_agent.agent.shards.read_grant import Grant
 from pe_agent.agent.state.store import Store
-from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.agent_rpc.codec import R, Request
+from streambroker_core.wire.agent_rpc.peer import GrantedAgent
+from streambroker_core.wire.agent_rpc.publisher import AgentAddress
+from streambroker_core.wire.agent_rpc.stages import (
+    SealedBlocks,
+    StageCount,
+    StageRelease,
+    StageSeal,
+    StageVerify,
+)
 
 if TYPE_CHECKING:
     from pe_agent.agent.exports.export import AgentExport
@@ -53,19 +63,18 @@ class _ShardAgent:
     active: bool = True
     away: str = ""
     last_seen: float | None = None
-    streams: dict[str, list[str]] = field(default_factory=dict)
+    streams: Mapping[str, Sequence[str]] = field(default_factory=dict)
     stopped: threading.Event = field(default_factory=threading.Event)
 
-    def call(self, action: str, *, timeout: float, **body: Any) -> dict[str, Any]:
+    def send(self, request: Request[R], *, timeout: float) -> R:
         """Perform an action.
 
         Raises:
             AgentUnreachableError: no response, or another agent has its address.
             AgentRefusedError: the agent refuses the action.
         """
-        client = AgentClient(self.location, self.token)
         try:
-            return client.call(action, timeout=timeout, **body)
+            return send(AgentClient(self.location, self.token), request, timeout=timeout)
         except AgentUnreachableError as error:
             raise AgentUnreachableError(f"agent {self.pe}: {error}") from None
         except AgentRefusedError as error:
@@ -100,21 +109,20 @@ class ShardAgents:
             target=self._run, args=(shard_agent,), daemon=True, name=f"shard agent {shard_agent.pe}"
         ).start()
 
-    def set_agents(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Set the shard agents: ``{"agents": [{"pe", "location", "token"}]}``."""
-        named = {a["pe"]: a for a in body["agents"] if a["pe"] != self._pe}
+    def set_agents(self, agents: Sequence[AgentAddress]) -> None:
+        """Set the shard agents; this agent itself is ignored."""
+        named = {a.pe: a for a in agents if a.pe != self._pe}
         with self._lock:
             for pe, known in self._agents.items():
                 known.active = pe in named
             for pe, one in named.items():
                 existing = self._agents.get(pe)
                 if existing is None:
-                    self._agents[pe] = _ShardAgent(pe, str(one["location"]), str(one["token"]))
+                    self._agents[pe] = _ShardAgent(pe, one.location, one.token)
                     self._start_thread(self._agents[pe])
                 else:
-                    existing.location, existing.token = str(one["location"]), str(one["token"])
+                    existing.location, existing.token = one.location, one.token
             self._save()
-        return {}
 
     def _save(self) -> None:
         known = [[f.pe, f.location, f.token, f.active] for f in self._agents.values()]
@@ -122,15 +130,15 @@ class ShardAgents:
 
     # -- for exports -------------------------------------------------------------------------
 
-    def staging_agents(self) -> list[dict[str, str]]:
+    def staging_agents(self) -> list[AgentAddress]:
         """Return PE, address and token of the agents that take stages now."""
         return [
-            {"pe": f.pe, "location": f.location, "token": f.token}
+            AgentAddress(pe=f.pe, location=f.location, token=f.token)
             for f in sorted(self._agents.values(), key=lambda f: f.pe)
             if f.active and not f.away
         ]
 
-    def seal(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    def seal(self, requests: Mapping[str, StageSeal]) -> dict[str, Sequence[SealedBlocks]]:
         """Seal at several shard agents in parallel; return their stages, in order.
 
         Raises:
@@ -138,19 +146,15 @@ class ShardAgents:
             AgentRefusedError: one refuses.
         """
 
-        def seal(pe: str) -> list[dict[str, Any]]:
-            response = self._require_agent(pe).call(
-                "stage.seal", timeout=SEAL_SECONDS, **bodies[pe]
-            )
-            stages: list[dict[str, Any]] = response["stages"]
-            return stages
+        def seal(pe: str) -> Sequence[SealedBlocks]:
+            return self._require_agent(pe).send(requests[pe], timeout=SEAL_SECONDS).stages
 
-        with ThreadPoolExecutor(len(bodies), thread_name_prefix="seal") as threads:
-            return dict(zip(bodies, threads.map(seal, bodies), strict=True))
+        with ThreadPoolExecutor(len(requests), thread_name_prefix="seal") as threads:
+            return dict(zip(requests, threads.map(seal, requests), strict=True))
 
     def find_broken(
-        self, bodies: Mapping[str, dict[str, Any]]
-    ) -> dict[str, dict[str, dict[str, str]]]:
+        self, requests: Mapping[str, StageVerify]
+    ) -> dict[str, Mapping[str, Mapping[str, str]]]:
         """Ask several shard agents in parallel for missing or damaged parts, with reasons.
 
         Raises:
@@ -158,19 +162,16 @@ class ShardAgents:
                 parts are not lost for that.
         """
 
-        def ask(pe: str) -> dict[str, dict[str, str]]:
-            response = self._require_agent(pe).call(
-                "stage.verify", timeout=VERIFY_SECONDS, **bodies[pe]
-            )
-            if not response["done"]:
+        def ask(pe: str) -> Mapping[str, Mapping[str, str]]:
+            response = self._require_agent(pe).send(requests[pe], timeout=VERIFY_SECONDS)
+            if not response.done:
                 raise AgentUnreachableError(f"agent {pe} has not verified all of its parts yet.")
-            broken: dict[str, dict[str, str]] = response["broken"]
-            return broken
+            return response.broken
 
-        with ThreadPoolExecutor(len(bodies), thread_name_prefix="verify") as threads:
-            return dict(zip(bodies, threads.map(ask, bodies), strict=True))
+        with ThreadPoolExecutor(len(requests), thread_name_prefix="verify") as threads:
+            return dict(zip(requests, threads.map(ask, requests), strict=True))
 
-    def issue_tickets(self, pes: Sequence[str], grant: Grant) -> list[dict[str, str]]:
+    def issue_tickets(self, pes: Sequence[str], grant: Grant) -> list[GrantedAgent]:
         """Return address and signed grant for reads at each of these shard agents.
 
         Raises:
@@ -178,7 +179,7 @@ class ShardAgents:
         """
         agents = [self._require_agent(pe) for pe in pes]
         return [
-            {"pe": f.pe, "location": f.location, "grant": grants.sign(f.token, grant)}
+            GrantedAgent(pe=f.pe, location=f.location, grant=grants.sign(f.token, grant))
             for f in agents
         ]
 
@@ -231,10 +232,10 @@ class ShardAgents:
             else dict.fromkeys(ids)
             for key, ids in shard_agent.streams.items()
         }
-        body = {"home": self._pe, "exports": levels}
-        response = shard_agent.call("stage.release", timeout=CALL_SECONDS, **body)
-        shard_agent.streams = response["streams"]
-        for key, readers in response["sent"].items():
+        request = StageRelease(home=self._pe, exports=levels)
+        response = shard_agent.send(request, timeout=CALL_SECONDS)
+        shard_agent.streams = response.streams
+        for key, readers in response.sent.items():
             for reader, (rows, size, query) in readers.items() if key in exports else ():
                 exports[key].plans.count_sent(reader, rows, size, query)
         if not shard_agent.active and not shard_agent.streams:
@@ -247,14 +248,9 @@ class ShardAgents:
         owed = export.shards.pending_counts(shard_agent.pe)
         for stream, filter_ in {(o.stream, o.filter): None for o in owed}:
             ours = [o for o in owed if (o.stream, o.filter) == (stream, filter_)]
-            counted = shard_agent.call(
-                "stage.count",
-                timeout=COUNT_SECONDS,
-                export=export.key,
-                stream=stream,
-                filter=filter_,
-                epochs=sorted({o.epoch for o in ours}),
-            )["rows"]
+            epochs = sorted({o.epoch for o in ours})
+            request = StageCount(export=export.key, stream=stream, filter=filter_, epochs=epochs)
+            counted = shard_agent.send(request, timeout=COUNT_SECONDS).rows
             for one in ours:
                 export.shards.settle_count(one, counted[str(one.epoch)])
 

@@ -32,6 +32,17 @@ from pe_agent.log.errors import LogError
 from pe_agent.log.log import StreamLog
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import pe_of
+from streambroker_core.wire.agent_rpc.stages import (
+    BrokenParts,
+    PassingRows,
+    Released,
+    SealedBlocks,
+    SealedStages,
+    StageCount,
+    StageRelease,
+    StageSeal,
+    StageVerify,
+)
 
 log = logging.getLogger("pe_agent")
 
@@ -161,43 +172,36 @@ class ShardStore:
 
     # -- commands of the home ----------------------------------------------------------------
 
-    def seal(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def seal(self, request: StageSeal) -> SealedStages:
         """Make stages this agent's part of an epoch; durable when this returns.
 
         Idempotent. Another part of the same epoch replaces one that the home has not published.
 
-        Args:
-            body: ``export``, ``stream``, ``epoch``, ``query``, ``run``, ``batch``, ``published``,
-                ``stages`` (summaries), and ``turn``, which rises with each call of the home.
-
-        Returns:
-            ``{"stages": [{"bytes", "blocks": [[rows, bytes], …]}, …]}``, in the same order.
-
         Raises:
             StageMissingError: a stage is missing or differs from its summary, or the call is late.
         """
-        stored = self._find(str(body["export"]), str(body["stream"]))
+        stored = self._find(request.export, request.stream)
         if stored is None:
             raise StageMissingError(
-                f"stream {body['stream']} is not at agent {self._pe} (was its data directory"
+                f"stream {request.stream} is not at agent {self._pe} (was its data directory"
                 " replaced?). Nothing was published; the query stops and replays."
             )
         with stored.lock:
-            stream, epoch = stored.stream, int(body["epoch"])
-            if int(body["turn"]) < stored.seal_number:
+            stream, epoch = stored.stream, request.epoch
+            if request.turn < stored.seal_number:
                 raise StageMissingError(
                     f"epoch {epoch} of stream {stream.id} was sealed by a later call meanwhile."
                 )
-            stages = [verify_stage(stream, s, f"agent {self._pe}") for s in body["stages"]]
-            stored.seal_number = int(body["turn"])
+            stages = [verify_stage(stream, s, f"agent {self._pe}") for s in request.stages]
+            stored.seal_number = request.turn
             part = Manifest(
                 epoch=epoch,
-                query=body["query"],
-                run=body["run"],
-                batch=body["batch"],
+                query=request.query,
+                run=request.run,
+                batch=request.batch,
                 rows=sum(s.rows for s in stages),
                 bytes=sum(s.bytes for s in stages),
-                published=float(body["published"]),
+                published=request.published,
                 ddl=stream.ddl,
                 rows_before=0,
                 blocks=tuple(b for s in stages for b in s.blocks),
@@ -206,27 +210,16 @@ class ShardStore:
             if known is None or (known.run, known.blocks) != (part.run, part.blocks):
                 stream.remove([epoch])
                 stream.publish(part)
-            return {
-                "stages": [
-                    {"bytes": s.bytes, "blocks": [[b.rows, b.bytes] for b in s.blocks]}
+            return SealedStages(
+                stages=[
+                    SealedBlocks(bytes=s.bytes, blocks=[(b.rows, b.bytes) for b in s.blocks])
                     for s in stages
                 ]
-            }
+            )
 
-    def release(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Free what the home does not need any more.
-
-        Args:
-            body: ``home`` (its PE), and ``exports`` with levels by stream. Null for a removed
-                stream; else ``next``, ``kept`` (retained epochs ``[first, next)`` below it),
-                ``sealed``, ``query``, ``batch`` (last published), ``runs`` (replaced runs),
-                ``aborted`` (run and batch). Unnamed streams stay.
-
-        Returns:
-            ``streams`` by export, kept here for that home, and ``sent``: rows, bytes and reading
-            query, by export and reader, since the previous call.
-        """
-        for export, levels in body["exports"].items():
+    def release(self, request: StageRelease) -> Released:
+        """Free what the home does not need any more; return what is kept for it."""
+        for export, levels in request.exports.items():
             for id_, level in levels.items():
                 stored = self._find(export, id_)
                 if stored is not None and level is None:
@@ -236,9 +229,9 @@ class ShardStore:
                         _release_epochs(stored.stream, level)
         streams: dict[str, list[str]] = {}
         for id_, stored in list(self._stored.items()):
-            if pe_of(stored.export) == body["home"]:
+            if pe_of(stored.export) == request.home:
                 streams.setdefault(stored.export, []).append(id_)
-        return {"streams": streams, "sent": self._sent.take(body["home"])}
+        return Released(streams=streams, sent=self._sent.take(request.home))
 
     def _remove(self, id_: str) -> None:
         with self._lock:
@@ -273,17 +266,17 @@ class ShardStore:
             raise ShardMissingError(self._pe, wanted, MISSING_REASON)
         return GrantedRead(self._pe, stored.stream, grant, self._counts, self._sent, self._verifier)
 
-    def verify(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def verify(self, request: StageVerify) -> BrokenParts:
         """Return the missing or damaged parts; see :meth:`ShardVerifier.verify`."""
-        stored = {id_: self._find(str(body["export"]), id_) for id_ in body["streams"]}
-        return self._verifier.verify({s: k.stream if k else None for s, k in stored.items()}, body)
+        stored = {id_: self._find(request.export, id_) for id_ in request.streams}
+        streams = {s: k.stream if k else None for s, k in stored.items()}
+        return self._verifier.verify(streams, request.streams)
 
-    def count(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return passing rows ``{"rows": {epoch: rows}}``, null for missing or unreadable parts."""
-        stored = self._find(str(body["export"]), str(body["stream"]))
-        return {
-            "rows": {n: self._count_passing(stored, int(n), body["filter"]) for n in body["epochs"]}
-        }
+    def count(self, request: StageCount) -> PassingRows:
+        """Return the passing rows by epoch, None for missing or unreadable parts."""
+        stored = self._find(request.export, request.stream)
+        counts = {n: self._count_passing(stored, n, request.filter) for n in request.epochs}
+        return PassingRows(rows={str(n): rows for n, rows in counts.items()})
 
     def _count_passing(self, stored: _StoredStream | None, epoch: int, filter_: str) -> int | None:
         part = stored.stream.manifests.get(epoch) if stored else None

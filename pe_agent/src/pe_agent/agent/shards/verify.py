@@ -14,6 +14,7 @@ from typing import Any
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, shard_identity
 from pe_agent.log.errors import AddressGone, LogCorrupt
+from streambroker_core.wire.agent_rpc.stages import BrokenParts
 
 CALL_BUDGET_SECONDS = 0.5
 """Time limit for reading parts in one call; the next call continues."""
@@ -28,27 +29,23 @@ class ShardVerifier:
         self._verified: dict[str, dict[int, Manifest]] = {}
 
     def verify(
-        self, streams: Mapping[str, ExportStream | None], body: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self, streams: Mapping[str, ExportStream | None], parts: Mapping[str, Mapping[str, Any]]
+    ) -> BrokenParts:
         """Return missing and damaged parts, with reasons.
 
-        ``body`` has ``streams`` with the identities that the home has: ``{stream: {epoch: …}}``.
-
-        Returns:
-            ``{"broken": {stream: {epoch: why}}, "done": bool}``; not done if the time limit was
-            reached, so that the caller must call again.
+        ``parts`` has the identities that the home has, by stream and epoch.
         """
         until, broken = self._clock() + CALL_BUDGET_SECONDS, dict[str, dict[str, str]]()
-        for id_, epochs in body["streams"].items():
+        for id_, epochs in parts.items():
             stream = streams.get(id_)
             self._forget_changed(id_, stream)
             for epoch, expected in epochs.items():
                 if self._clock() > until:
-                    return {"broken": broken, "done": False}
+                    return BrokenParts(broken=broken, done=False)
                 why = self._find_damage(stream, int(epoch), expected)
                 if why is not None:
                     broken.setdefault(id_, {})[epoch] = why
-        return {"broken": broken, "done": True}
+        return BrokenParts(broken=broken, done=True)
 
     def mark_unverified(self, stream: str, epoch: int) -> None:
         """Verify a part again before its next use: a task could not read it."""

@@ -1,0 +1,1 @@
+"""Requests and responses of an agent's actions, one frozen dataclass each."""

@@ -1,0 +1,297 @@
+"""Actions of an importer's agent at an exporter's agent.
+
+A request shows a capability, or a pass for what was planned before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from streambroker_core.errors import CapabilityError
+from streambroker_core.wire.agent_rpc.codec import (
+    MessageInvalidError,
+    Request,
+    decode,
+    optional,
+    to_json,
+)
+from streambroker_core.wire.agent_rpc.reader import Located
+from streambroker_core.wire.broker.view import STARTS
+
+MAX_READER_ID = 64
+"""Maximum characters of a reader id; agents create ids of 32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerCredentials:
+    """What an importer's agent shows for an export and an import."""
+
+    export: str
+    import_: str
+    capability: str | None = None
+    reader: str | None = None
+    pass_: str | None = None
+    filter: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """Fields of both plan requests.
+
+    Attributes:
+        call: incarnation of the reader's agent and number of the call in it; older agents send
+            none.
+        positions: first unfinished epoch by stream.
+        own: streams in ``positions`` that the reader attributes to this export.
+        lease: seconds.
+        lossy: report unexpected loss and skip it.
+        control: types of control tuples that do not cut batches; None for a reader of rows.
+    """
+
+    export: str
+    import_: str
+    reader: str
+    lease: float
+    positions: Mapping[str, int]
+    filter: str | None
+    columns: list[str] | None
+    call: tuple[str, int] | None = None
+    capability: str | None = None
+    pass_: str | None = None
+    own: Sequence[str] = ()
+    lossy: bool = False
+    control: Sequence[str] | None = optional()
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.reader) <= MAX_READER_ID:
+            raise MessageInvalidError(f"reader has to have 1 to {MAX_READER_ID} characters")
+        if self.lease < 0:
+            raise MessageInvalidError(f"lease is {self.lease}, which is not a valid lifetime")
+        _check_numbers("positions", self.positions)
+        if self.call is not None and (len(self.call[0]) > MAX_READER_ID or self.call[1] < 0):
+            raise MessageInvalidError("call has to be an incarnation and the number of a call")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStream:
+    """Planned epochs of one stream; pairs are epochs and rows, None for unknown rows.
+
+    ``moved``: epochs were skipped before the plan.
+    """
+
+    stream: str
+    from_: int
+    next: int
+    dropped: tuple[int, int]
+    duplicates: tuple[int, int]
+    lost: tuple[int, int | None] = (0, 0)
+    moved: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Epochs pinned for a reader.
+
+    Attributes:
+        last: query and batch of the last planned epoch.
+        gone: streams of the request that the export does not know.
+        quiet: end of the rowless epochs behind the plan, by stream.
+        tuples: control tuples of the plan, ``payload`` their bytes.
+        misfits: reasons why streams are not sent.
+        pass_: credential for requests without a capability.
+    """
+
+    planned: Sequence[PlannedStream]
+    bytes: int
+    last: tuple[str, int] | None
+    routed: bool
+    gone: Sequence[str] = ()
+    quiet: Mapping[str, int] = field(default_factory=dict)
+    tuples: int = 0
+    payload: int = 0
+    misfits: Sequence[str] = ()
+    pass_: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPlan(_Plan, Request[Planned]):
+    """Acknowledge positions and plan the next epochs.
+
+    Attributes:
+        start: where an import begins.
+        known: the reader has opened this export before.
+        last: query and batch of the last epoch read.
+        limit: exclusive upper bound by stream; None for no limit.
+        budget: maximum bytes; ``one`` plans one epoch of any size.
+        schema: DDL of the reader's columns.
+        tuples: maximum control tuples, ``payload`` their maximum bytes; with ``control`` only.
+    """
+
+    action: ClassVar[str] = "peer.plan"
+    start: str = "latest"
+    known: bool = True
+    last: tuple[str, int] | None = None
+    limit: Mapping[str, int] | None = None
+    budget: int = 0
+    one: bool = True
+    schema: str | None = None
+    tuples: int | None = optional()
+    payload: int | None = optional()
+
+    def __post_init__(self) -> None:
+        _Plan.__post_init__(self)
+        if self.start not in STARTS:
+            raise MessageInvalidError(
+                f"start is {self.start!r}; it has to be {' or '.join(STARTS)}"
+            )
+        if self.last is not None and self.last[1] < -1:
+            raise MessageInvalidError("last has to be a query id and the id of a batch")
+        numbers = {"budget": self.budget, "tuples": self.tuples, "payload": self.payload}
+        _check_numbers("the plan", {name: n for name, n in numbers.items() if n is not None})
+        _check_numbers("limit", self.limit or {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantedAgent:
+    """PE and address of a shard agent, and the grant for its blocks."""
+
+    pe: str
+    location: str
+    grant: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredPlan:
+    """Blocks of a plan.
+
+    Attributes:
+        grant: grant for the export's own agent; None from an older one, which needs none.
+        blocks: rows, bytes and number of the agent (absent for the own) of each block, by stream
+            and epoch.
+        gone: missing epochs and rows, by stream.
+        order: streams in order.
+        control: epochs with control tuples, by stream.
+        agents: shard agents with blocks, numbered from 1.
+    """
+
+    grant: str | None = optional()
+    pass_: str | None = None
+    blocks: Mapping[str, Mapping[Any, Any]]
+    gone: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    order: Sequence[str] = ()
+    control: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    agents: Sequence[GrantedAgent] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerReplan(_Plan, Request[RegisteredPlan]):
+    """Register the plan of a batch again; ``ranges`` are its epochs ``[first, next)`` by stream."""
+
+    action: ClassVar[str] = "peer.replan"
+    ranges: Mapping[str, tuple[int, int]]
+
+    def __post_init__(self) -> None:
+        _Plan.__post_init__(self)
+        for stream, (first, next_) in self.ranges.items():
+            if not 0 <= first <= next_:
+                raise MessageInvalidError(f"ranges of {stream} have to be [first, next]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedImport:
+    """Capability of one import, and the passes of its readers.
+
+    An older agent sends a list of readers without passes. ``waits`` has the exports that the
+    readers' queries wait for, by reader.
+    """
+
+    capability: str | None
+    readers: Mapping[str, str | None] | Sequence[str]
+    waits: Mapping[str, Sequence[str]] = optional({})
+
+    @property
+    def passes(self) -> Mapping[str, str | None]:
+        """The passes by reader."""
+        return self.readers if isinstance(self.readers, Mapping) else dict.fromkeys(self.readers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedExport:
+    """Heads that the caller knows, and the imports that read the export.
+
+    ``ended`` is None if the caller does not ask for it.
+    """
+
+    heads: Mapping[str, int] | None
+    ended: bool | None = optional()
+    imports: Mapping[str, WatchedImport]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportHead:
+    """Next epoch of each stream, None for a caller that only has a plan."""
+
+    heads: Mapping[str, int] | None
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedHead:
+    """Why a caller gets no heads; an older agent sends no code."""
+
+    error: str
+    code: str = CapabilityError.code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """Heads by export."""
+
+    exports: Mapping[str, ExportHead | RefusedHead]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerWatch(Request[Heads]):
+    """Renew the leases of readers; wait up to ``wait`` seconds for heads that differ."""
+
+    action: ClassVar[str] = "peer.watch"
+    exports: Mapping[str, WatchedExport]
+    wait: float
+    lease: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLeave(Request[None]):
+    """End the lease of a reader."""
+
+    action: ClassVar[str] = "peer.leave"
+    export: str
+    import_: str
+    reader: str
+    pass_: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerWhere(Request[Located]):
+    """Ask for the current address of a shard agent that has blocks of the caller's plan."""
+
+    action: ClassVar[str] = "peer.where"
+    export: str
+    import_: str
+    reader: str
+    pe: str
+    capability: str | None = None
+    pass_: str | None = None
+
+
+def credentials(request: PeerPlan | PeerReplan | PeerWhere) -> PeerCredentials:
+    """Return the credentials in a request."""
+    return decode(PeerCredentials, to_json(request))
+
+
+def _check_numbers(name: str, numbers: Mapping[str, int]) -> None:
+    for key, number in numbers.items():
+        if number < 0:
+            raise MessageInvalidError(f"{name} has {number} for {key}, which is not from 0")

@@ -1,0 +1,203 @@
+"""Plan requests of readers to exporters' agents, and what their responses are recorded as."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from pe_agent.agent.imports.control_pins import ControlBudget
+from pe_agent.agent.imports.import_state import ImportState
+from pe_agent.agent.imports.peer_agents import PLAN_SECONDS, READER_LEASE
+from pe_agent.agent.imports.readers import ImportReader
+from pe_agent.transport.agent_client import AgentClient, send
+from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.errors import CapabilityError
+from streambroker_core.ledger.offset import Offset, PlannedRange
+from streambroker_core.wire.agent_rpc.peer import PeerPlan, Planned
+from streambroker_core.wire.agent_rpc.reader import ReaderNext
+from streambroker_core.wire.broker.view import ImportRoute
+
+log = logging.getLogger("pe_agent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextBatch:
+    """A call for a reader's next offset, which acknowledges ``start``.
+
+    ``filter`` is pinned for the batch. ``policy`` is where the import begins.
+    """
+
+    reader: ImportReader
+    request: ReaderNext
+    start: Offset
+    filter: str | None
+    policy: str
+
+
+class PlanRequests:
+    """Plan requests of all readers."""
+
+    def __init__(self, state: ImportState) -> None:
+        self._state = state
+        self._peers = state.peers
+
+    def is_needed(self, batch: NextBatch, route: ImportRoute) -> bool:
+        """Return whether an export has news, or does not know the reader's positions."""
+        reader, start, export = batch.reader, batch.start, str(route.export)
+        heads = self._peers.heads(export)
+        reader.received.note_lag(export, heads, start, reader.rowless_until)
+        if heads is None or export not in start.last:
+            return True
+        acknowledged = reader.acknowledged.get(export, {})
+        for stream, head in heads.items():
+            position = start.streams.get(stream)
+            if position is None or acknowledged.get(stream) != position.next:
+                return True
+            if head > max(position.next, reader.rowless_until.get(stream, 0)):
+                return True
+        return False
+
+    def send(
+        self,
+        batch: NextBatch,
+        route: ImportRoute,
+        *,
+        budget: int,
+        at_least_one: bool,
+        control_budget: ControlBudget,
+    ) -> Planned | None:
+        """Request a plan; None if the exporter is away or refuses: its positions then stay.
+
+        Raises:
+            AgentRefusedError: ``DataLoss``.
+        """
+        reader, start = batch.reader, batch.start
+        export, location = str(route.export), str(route.location)
+        try:
+            response = self._call(
+                batch,
+                export,
+                location,
+                route.capability,
+                policy=batch.policy,
+                budget=budget,
+                at_least_one=at_least_one,
+                control_budget=control_budget,
+            )
+        except AgentUnreachableError as error:
+            self._peers.note_away(location, str(error))
+            reader.silent.add(export)
+            return None
+        except AgentRefusedError as error:
+            if error.code == "DataLoss":
+                raise
+            _note_refusal(reader, export, str(error))
+            return None
+        _note_refusal(reader, export, "; ".join(response.misfits))
+        streams = [p.stream for p in response.planned]
+        for stream in streams:
+            reader.rowless_until.pop(stream, None)
+        reader.rowless_until.update(response.quiet)
+        heads = self._peers.heads(export) or {}
+        reader.acknowledged[export] = {
+            s: start.streams[s].next for s in {*heads, *streams} if s in start.streams
+        }
+        self._state.readers.note_export(reader, export, location, streams, response.pass_)
+        return response
+
+    def finish_unrouted(self, batch: NextBatch, routed: Collection[str]) -> None:
+        """Report final positions to exporters without a route, which then retain nothing."""
+        reader = batch.reader
+        reader.finished.difference_update(routed)
+        for export, location in dict(reader.addresses).items():
+            known = export in routed or export in reader.finished
+            if known or self._peers.is_away(location):
+                continue
+            try:
+                response = self._call(batch, export, location, None)
+            except AgentUnreachableError as error:
+                self._peers.note_away(location, str(error))
+            except AgentRefusedError as error:
+                if error.code == CapabilityError.code:
+                    continue  # the exporter has its route still: report after it is removed
+                log.info("export %s retains nothing for this reader: %s", export, error)
+                reader.finished.add(export)
+            else:
+                if not response.routed:
+                    reader.finished.add(export)
+
+    def are_opened(self, reader: ImportReader, routes: Iterable[ImportRoute], end: Offset) -> bool:
+        """Return whether each export is in the offset, or its absence has a known reason."""
+        return all(
+            str(r.export) in end.last
+            or str(r.export) in reader.refused
+            or self._peers.is_away(str(r.location))
+            for r in routes
+        )
+
+    def _call(
+        self,
+        batch: NextBatch,
+        export: str,
+        location: str,
+        capability: str | None,
+        *,
+        policy: str = "latest",
+        budget: int = 0,
+        at_least_one: bool = False,
+        control_budget: ControlBudget | None = None,
+    ) -> Planned:
+        reader, request, start = batch.reader, batch.request, batch.start
+        control, limits = request.control, control_budget or ControlBudget()
+        plan = PeerPlan(
+            export=export,
+            import_=reader.import_,
+            reader=reader.id,
+            call=self._state.readers.number_plan_call(reader),
+            capability=capability,
+            pass_=reader.passes.get(export),
+            start=policy,
+            known=export in start.last,
+            last=start.last.get(export),
+            positions=self._state.positions(reader, export, start),
+            own=self._state.own_streams(reader, export, start),
+            limit=request.limit,
+            budget=budget,
+            one=at_least_one,
+            schema=request.schema,
+            lease=READER_LEASE,
+            filter=batch.filter,
+            columns=list(request.columns),
+            lossy=request.lossy,
+            control=control,
+            tuples=None if control is None else max(0, limits.tuples),
+            payload=None if control is None else max(0, limits.payload),
+        )
+        return send(AgentClient(location), plan, timeout=PLAN_SECONDS)
+
+
+def _note_refusal(reader: ImportReader, export: str, reason: str) -> None:
+    """Record why an export sends nothing; log it once per change."""
+    if reason and reader.refused.get(export) != reason:
+        log.warning("export %s sends nothing: %s", export, reason)
+    if reason:
+        reader.refused[export] = reason
+    else:
+        reader.refused.pop(export, None)
+
+
+def decode_planned(response: Planned) -> list[PlannedRange]:
+    """Return the ranges of a plan as an offset takes them."""
+    return [
+        PlannedRange(
+            stream=p.stream,
+            from_=p.from_,
+            next=p.next,
+            dropped=p.dropped,
+            duplicates=p.duplicates,
+            lost=p.lost,
+            has_gap=p.moved,
+        )
+        for p in response.planned
+    ]
