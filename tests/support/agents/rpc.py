@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast, get_type_hints
 
-from pe_agent.agent.agent import AuthorizedRead
 from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.server.caller_checks import perform
+from pe_agent.agent.server.peer_access import AuthorizedRead
 from pe_agent.agent.server.peer_plans import to_plan_request
 from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.wire.agent_rpc.codec import Actions, decode, to_json

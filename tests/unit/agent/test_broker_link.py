@@ -167,7 +167,7 @@ def test_a_poll_says_which_exports_have_ended_and_what_changes_meanwhile_is_told
     said, woken = list[str | None](), list[bool]()
     turns = iter(([], ["b", "a"], ["a"], ["a"]))  # the last word of each poll, while it is made
     now = {"ended": frozenset[str]()}
-    monkeypatch.setattr(link._agent, "ended_exports", lambda: now["ended"])
+    monkeypatch.setattr(link._agent.exports, "ended", lambda: now["ended"])
 
     def request(*_: Any, headers: dict[str, str], **__: Any) -> BrokerAnswer:
         said.append(headers.get("Ended"))
@@ -187,11 +187,11 @@ def test_a_poll_says_which_exports_have_ended_and_what_changes_meanwhile_is_told
 def test_a_poll_that_fails_has_told_nothing(
     link: BrokerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link._agent, "ended_exports", lambda: frozenset({"a"}))
+    monkeypatch.setattr(link._agent.exports, "ended", lambda: frozenset({"a"}))
     with pytest.raises(BrokerUnavailableError):
         link._poll()
 
-    assert link._agent.reported_ended == frozenset()
+    assert link._agent.exports.reported_ended == frozenset()
 
 
 def test_the_broker_is_to_hear_of_an_end_and_of_what_takes_it_back_and_of_no_other_epoch(
@@ -199,11 +199,11 @@ def test_the_broker_is_to_hear_of_an_end_and_of_what_takes_it_back_and_of_no_oth
 ) -> None:
     hosts = link._agent
     job_actions(hosts).handle("declare", {"kind": "export", "port": "out", "spec": None})
-    export, heard = hosts.get_export("out"), list[bool]()
+    export, heard = hosts.exports.get("out"), list[bool]()
     steps: list[Callable[[], Any]] = [
         lambda: hosts.notifier.notify(export.key),
         lambda: export.publisher.finish(query=None, run=None),
-        lambda: link._note_reported_ended(hosts.ended_exports()),
+        lambda: link._note_reported_ended(hosts.exports.ended()),
         export.state.notify,
         lambda: setattr(export.state.publisher, "ended", None),
         export.state.notify,

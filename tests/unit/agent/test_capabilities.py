@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.agent import Agent, AuthorizedRead
+from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker import link as broker_link
 from pe_agent.agent.broker.link import BrokerLink
+from pe_agent.agent.server.peer_access import AuthorizedRead, PeerAccess
 from pe_agent.transport.broker_client import BrokerAnswer
 from streambroker_core.errors import CapabilityError
 from streambroker_core.ledger.plan import PlanRequest
@@ -64,7 +65,7 @@ def routed(hosts: Agent, *imports: str) -> None:
 
 
 def authorize(hosts: Agent, shown: dict[str, Any], *, planned: bool = False) -> AuthorizedRead:
-    return hosts.authorize_peer(decode(PeerCredentials, shown), planned=planned)
+    return PeerAccess(hosts).authorize(decode(PeerCredentials, shown), planned=planned)
 
 
 def opens(hosts: Agent, ends: float | None) -> bool:
@@ -109,12 +110,12 @@ def test_one_that_is_not_genuine_opens_nothing_whatever_it_says(feed: Agent) -> 
 def test_a_known_reader_shows_a_capability_or_its_pass_and_its_id_alone_is_nothing(
     feed: Agent,
 ) -> None:
-    export = feed.get_export(EXPORT)
+    export = feed.exports.get(EXPORT)
     asked: dict[str, Any] = {"export": EXPORT, "import": IMPORT, "reader": "known"}
     ask = PlanRequest(reader="known", import_=IMPORT, policy="wait", start="latest", positions={})
     export.plans.plan(ask, filter_=None, columns=None)
-    own = {"pass": feed.pass_for(EXPORT, IMPORT, "known")}
-    others = {"pass": feed.pass_for(EXPORT, IMPORT, "other")}
+    own = {"pass": PeerAccess(feed).pass_for(EXPORT, IMPORT, "known")}
+    others = {"pass": PeerAccess(feed).pass_for(EXPORT, IMPORT, "other")}
     for shown in (None, token(None) + "x"):
         for more in ({}, others):
             with pytest.raises(CapabilityError):

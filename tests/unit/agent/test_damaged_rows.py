@@ -36,7 +36,7 @@ def home(tmp_path: Path) -> Path:
     home.mkdir()
     hosts = started(home)
     job_actions(hosts).handle("declare", {"kind": "export", "port": "trades", "spec": None})
-    export = hosts.get_export("trades")
+    export = hosts.exports.get("trades")
     export.set_routes({IMPORT: "wait"})
     export.set_routes({})
     assert export.publisher.admit(query="q", run="r", batch=0, ddl=DDL, renewed=None)["admitted"]

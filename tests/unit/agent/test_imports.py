@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pe_agent.agent.imports.available_now import RoutesUnknownError
-from pe_agent.agent.imports.import_state import PortNotDeclaredError
 from pe_agent.agent.imports.peer_agents import PeerAgents
 from pe_agent.agent.imports.readers import ReaderInUseError
+from pe_agent.agent.state.declarations import PortNotDeclaredError
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.ledger.offset import Offset, ranges
 from streambroker_core.ledger.planner import ReadersExceededError

@@ -76,8 +76,8 @@ def test_an_export_that_is_ill_does_not_keep_the_others_from_their_order(tmp_pat
     def fails() -> None:
         raise OSError("disk")
 
-    hosts.get_export("ill").tick = fails  # type: ignore[method-assign]
-    hosts.get_export("well").tick = lambda: ticked.append("well")  # type: ignore[method-assign]
+    hosts.exports.get("ill").tick = fails  # type: ignore[method-assign]
+    hosts.exports.get("well").tick = lambda: ticked.append("well")  # type: ignore[method-assign]
     hosts.tick()
     hosts.close()
 
@@ -87,7 +87,7 @@ def test_an_export_that_is_ill_does_not_keep_the_others_from_their_order(tmp_pat
 def opened(home: Path) -> tuple[Agent, AgentExport]:
     hosts = Agent(FEED, home, progress=lambda *_: None)
     job_actions(hosts).handle("declare", {"kind": "export", "port": "trades", "spec": None})
-    export = hosts.get_export("trades")
+    export = hosts.exports.get("trades")
     export.set_routes({IMPORT: "wait"})
     return hosts, export
 
@@ -146,7 +146,7 @@ def shown(hosts: Agent, *ports: str) -> None:
 
 def declared(hosts: Agent) -> AgentExport:
     job_actions(hosts).handle("declare", {"kind": "export", "port": "trades", "spec": SPEC})
-    return hosts.get_export("trades")
+    return hosts.exports.get("trades")
 
 
 def kept_after_grace(export: AgentExport, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -163,12 +163,12 @@ def test_an_export_that_no_view_ever_had_is_not_taken_for_a_deleted_one(
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     shown(hosts, "other")
     publish(declared(hosts), 0, 1)
-    hosts.declarations()["export/trades"]["told"] = told
-    hosts.save_declaration("export/trades")
+    hosts.declarations.by_name["export/trades"]["told"] = told
+    hosts.declarations.save("export/trades")
     hosts.close()
 
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
-    assert kept_after_grace(hosts.get_export("trades"), monkeypatch) == 2
+    assert kept_after_grace(hosts.exports.get("trades"), monkeypatch) == 2
     hosts.close()
 
 
@@ -178,13 +178,13 @@ def test_an_export_that_a_view_has_no_more_is_emptied_after_grace(
 ) -> None:
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     shown(hosts, "trades")
-    export = hosts.get_export("trades")
+    export = hosts.exports.get("trades")
     publish(export, 0, 1)
     shown(hosts)
     if restarted:
         hosts.close()
         hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
-        export = hosts.get_export("trades")
+        export = hosts.exports.get("trades")
     export.tick()
     assert sum(s["retained"] for s in export.status()["streams"].values()) == 2
     assert kept_after_grace(export, monkeypatch) == 0
@@ -198,30 +198,30 @@ def test_a_deleted_export_that_is_declared_anew_is_kept_though_the_view_lacks_it
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     shown(hosts, "trades")
     shown(hosts)
-    assert kept_after_grace(hosts.get_export("trades"), monkeypatch) == 0
+    assert kept_after_grace(hosts.exports.get("trades"), monkeypatch) == 0
     publish(declared(hosts), 0, 1)
     if restarted:
         hosts.close()
         hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
-    assert kept_after_grace(hosts.get_export("trades"), monkeypatch) == 2
+    assert kept_after_grace(hosts.exports.get("trades"), monkeypatch) == 2
     hosts.close()
 
 
 def test_what_a_view_allows_holds_after_a_restart_without_one(tmp_path: Path) -> None:
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     shown(hosts, "trades")
-    limits = hosts.get_export("trades").state.ledger.retention.limits
+    limits = hosts.exports.get("trades").state.ledger.retention.limits
     assert limits.max_bytes == BUFFER.max_bytes
-    publish(hosts.get_export("trades"), 0)
+    publish(hosts.exports.get("trades"), 0)
     hosts.close()
     (tmp_path / "routes.json").unlink()
 
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
-    assert hosts.get_export("trades").state.ledger.retention.limits == limits
+    assert hosts.exports.get("trades").state.ledger.retention.limits == limits
     job_actions(hosts).handle(
         "declare", {"kind": "export", "port": "trades", "spec": {"properties": {}}}
     )
-    assert hosts.get_export("trades").state.ledger.retention.limits == limits
+    assert hosts.exports.get("trades").state.ledger.retention.limits == limits
     hosts.close()
 
 
@@ -232,7 +232,7 @@ def test_what_is_declared_may_be_kept_until_a_view_comes(tmp_path: Path) -> None
     hosts.close()
 
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
-    assert hosts.get_export("trades").state.ledger.retention.limits == limits
+    assert hosts.exports.get("trades").state.ledger.retention.limits == limits
     hosts.close()
 
 

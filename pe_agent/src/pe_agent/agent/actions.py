@@ -29,8 +29,8 @@ def job_actions(agent: Agent) -> Actions:
     actions.on(job.QueryBegin, imports.begin_query)
     actions.on(job.QueryEnd, imports.queries.end)
     actions.on(job.Declare, agent.declare)
-    actions.on(job.GetSchema, agent.find_schema)
-    actions.on(job.GetView, agent.wait_for_view)
+    actions.on(job.GetSchema, agent.view_queries.find_schema)
+    actions.on(job.GetView, agent.view_queries.wait_for_view)
     actions.on(job.GetStatus, lambda _: agent.status())
     actions.on(job.DriverRenew, lambda _: agent.renew_driver())
     actions.on(job.Stop, lambda _: agent.stopping.set())
@@ -51,7 +51,7 @@ def job_actions(agent: Agent) -> Actions:
 
 
 def _add_publisher(actions: Actions, agent: Agent) -> None:
-    export = agent.get_export
+    export = agent.exports.get
     actions.on(
         publisher.PublisherAdmit,
         lambda r: export(r.export).publisher.admit(

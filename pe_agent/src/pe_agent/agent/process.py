@@ -200,17 +200,22 @@ class AgentServer:
         progress = RecoveryProgress(chosen.home)
         # Recovery creates no cycles and keeps its objects: cyclic GC would double its time.
         gc.disable()
-        self.agent = Agent(chosen.pe, chosen.home, progress=progress)
+        self.link: BrokerLink | None = None
+        self.agent = Agent(
+            chosen.pe,
+            chosen.home,
+            progress=progress,
+            broker_status=lambda: {} if self.link is None else self.link.status(),
+            listener_status=listener.status,
+        )
         gc.freeze()
         gc.enable()
         self.instance = self.agent.store.identity("instance")
         self.token = self.agent.token
         self._listen(listener)
         self.listener = listener
-        self.agent.listener_status = self.listener.status
         self.agent.store.set("port", str(self.listener.port))
         self.location = self.listener.location
-        self.link = None
         if chosen.broker:
             self.link = self._create_link(chosen.broker)
             self.link.start()

@@ -128,7 +128,6 @@ class BrokerLink:
         self._first_expiry: int | None = None
         self._renew_margin = capability.DAY_S * random.uniform(0.2, 0.9)  # noqa: S311 - jitter
         self._acknowledged_at = -BUSY_SECONDS
-        agent.broker_status = self.status
         self._reporter = StatusReporter(
             lambda: {**agent.status(), "patterns": agent.rule_state.page()},
             lambda report: self._client.request("PUT", f"{self._path}/report", report).body,
@@ -301,8 +300,7 @@ class BrokerLink:
         )
 
     def _mark_all_undeclared(self) -> None:
-        for state in self._agent.declarations().values():
-            state["told"] = False
+        self._agent.declarations.mark_all_unreported()
 
     def _accept_view(self, version: str, point: hints.Point) -> bool:
         """Return whether to apply a view; an older one reveals a broker with a restored file."""
@@ -323,7 +321,7 @@ class BrokerLink:
         if self._acknowledge_due:
             headers["Running-For"] = f"{time.monotonic() - self._view_applied_at:.3f}"
             self._acknowledged_at = time.monotonic()
-        ended = self._agent.ended_exports()
+        ended = self._agent.exports.ended()
         if ended:
             headers[ends.HEADER] = ends.encode(ends.make_ended_exports(ended))
         self._polls += 1
@@ -347,8 +345,8 @@ class BrokerLink:
 
     def _note_reported_ended(self, ended: frozenset[str]) -> None:
         """Record acknowledged ends; poll again if they changed during the request."""
-        self._agent.reported_ended = ended
-        if self._agent.ended_exports() != ended:
+        self._agent.exports.reported_ended = ended
+        if self._agent.exports.ended() != ended:
             self._wake.set()
 
     def _expires_soon(self, view: View) -> bool:
@@ -363,7 +361,7 @@ class BrokerLink:
     # -- declarations ------------------------------------------------------------------------
 
     def _declare_ports(self) -> None:
-        for name, state in list(self._agent.declarations().items()):
+        for name, state in list(self._agent.declarations.by_name.items()):
             if state["told"] or (state["spec"] is None and state["schema"] is None):
                 continue
             try:
@@ -377,7 +375,7 @@ class BrokerLink:
                     continue
             state["told"] = True
             state["redeclare"] = False
-            self._agent.save_declaration(name)
+            self._agent.declarations.save(name)
 
     def _declare_port(self, name: str, state: dict[str, Any]) -> None:
         """Declare a port if it does not exist; else update only the schema of its rows.

@@ -8,19 +8,13 @@ from pe_agent.agent.imports.peer_agents import PeerAgents
 from pe_agent.agent.imports.readers import ImportReader, ImportReaders
 from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.state.control_log import ControlLog
+from pe_agent.agent.state.declarations import PortNotDeclaredError
 from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store
-from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.offset import Offset
 from streambroker_core.model import port_of
 from streambroker_core.wire.agent_rpc.reader import Busy, ReaderNext, ReaderSlices
 from streambroker_core.wire.broker.view import ImportPort
-
-
-class PortNotDeclaredError(StreambrokerError):
-    """The port is not declared."""
-
-    code = "UnknownPort"
 
 
 class ImportState:

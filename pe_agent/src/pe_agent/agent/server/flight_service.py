@@ -38,6 +38,7 @@ from pe_agent.agent.server.caller_checks import (
 )
 from pe_agent.agent.server.listener import CertificateChain
 from pe_agent.agent.server.long_poll import WatchService
+from pe_agent.agent.server.peer_access import PeerAccess
 from pe_agent.agent.server.peer_plans import PeerPlans
 from pe_agent.transport.flight_errors import to_flight
 from streambroker_core.control.runtime.control_rows import schema as control_schema
@@ -71,7 +72,8 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._reader = BlockReader()
         self._bad_request_log = RateLimitedLog()
         self._actions = job_actions(agent)
-        watching, plans = WatchService(agent), PeerPlans(agent)
+        access = PeerAccess(agent)
+        watching, plans = WatchService(agent, access), PeerPlans(agent, access)
         self._actions.on(PeerPlan, plans.plan)
         self._actions.on(PeerReplan, plans.register)
         self._actions.on(PeerWatch, watching.watch)
@@ -168,7 +170,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _stage(
         self, command: dict[str, Any], reader: flight.MetadataRecordBatchReader
     ) -> dict[str, Any]:
-        return self._agent.get_export(str(command["export"])).publisher.stage(
+        return self._agent.exports.get(str(command["export"])).publisher.stage(
             query=command["query"],
             run=command["run"],
             batch=command["batch"],

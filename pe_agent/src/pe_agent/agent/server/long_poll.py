@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.server.caller_checks import MAX_LEASE, BodyInvalidError
+from pe_agent.agent.server.peer_access import PeerAccess
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.routes import NotRoutedError
 from streambroker_core.wire.agent_rpc.peer import (
@@ -29,8 +30,9 @@ MAX_WAIT_SECONDS = 10.0
 class WatchService:
     """Serves the watches of other agents."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, access: PeerAccess) -> None:
         self._agent = agent
+        self._access = access
 
     def watch(self, request: PeerWatch) -> Heads:
         """Respond as soon as a head differs from the caller's, else after ``wait`` seconds.
@@ -68,7 +70,7 @@ class WatchService:
         )
         for import_, of in imports.items():
             try:
-                exported, routed = self._agent.get_export(export), False
+                exported, routed = self._agent.exports.get(export), False
                 try:
                     routed = of.capability is not None and self._check_authorized(
                         export, import_, of.capability
@@ -77,7 +79,7 @@ class WatchService:
                     authenticated = [
                         reader
                         for reader, pass_ in of.passes.items()
-                        if routed or self._agent.is_pass_valid(export, import_, reader, pass_)
+                        if routed or self._access.is_pass_valid(export, import_, reader, pass_)
                     ]
                     for reader in authenticated:
                         has_plan |= exported.plans.renew_reader(reader, import_, lease)
@@ -93,7 +95,7 @@ class WatchService:
         return ExportHead(heads=heads, ended=ended)
 
     def _check_authorized(self, export: str, import_: str, capability: str) -> bool:
-        self._agent.authorize_peer(
+        self._access.authorize(
             PeerCredentials(export=export, import_=import_, capability=capability)
         )
         return True
@@ -101,8 +103,8 @@ class WatchService:
     def leave(self, request: PeerLeave) -> None:
         """End a reader's lease at the request of its own agent, which shows the pass."""
         export, import_, reader = request.export, request.import_, request.reader
-        exported = self._agent.get_export(export)
-        if self._agent.is_pass_valid(export, import_, reader, request.pass_):
+        exported = self._agent.exports.get(export)
+        if self._access.is_pass_valid(export, import_, reader, request.pass_):
             exported.plans.end_reader_lease(reader, import_)
 
 

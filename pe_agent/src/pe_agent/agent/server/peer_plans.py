@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pe_agent.agent.agent import Agent, AuthorizedRead
+from pe_agent.agent.agent import Agent
 from pe_agent.agent.server.caller_checks import MAX_LEASE
+from pe_agent.agent.server.peer_access import AuthorizedRead, PeerAccess
 from pe_agent.agent.shards import read_grant as grants
 from pe_agent.agent.shards.read_grant import Grant
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
@@ -27,14 +28,15 @@ from streambroker_core.wire.agent_rpc.reader import Located
 class PeerPlans:
     """Serves the plan requests of other agents."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, access: PeerAccess) -> None:
         self._agent = agent
+        self._access = access
 
     def plan(self, request: PeerPlan) -> Planned:
         """Acknowledge a reader's positions and plan its next epochs."""
-        authorized = self._agent.authorize_peer(credentials(request))
+        authorized = self._access.authorize(credentials(request))
         export, plans = authorized.export, authorized.export.plans
-        self._agent.check_filter(export, request.filter)
+        self._access.check_filter(export, request.filter)
         mismatches = plans.schema_mismatches(request.filter, request.columns, request.schema)
         plan = plans.plan(
             to_plan_request(request, authorized),
@@ -45,15 +47,15 @@ class PeerPlans:
         misfits = [
             why for stream, why in mismatches.items() if plans.blocks_reader(request.reader, stream)
         ]
-        pass_ = self._agent.pass_for(export.key, request.import_, request.reader)
+        pass_ = self._access.pass_for(export.key, request.import_, request.reader)
         return to_response(plan, misfits, pass_)
 
     def register(self, request: PeerReplan) -> RegisteredPlan:
         """Register a plan again and return its blocks, with grants to read them."""
-        authorized = self._agent.authorize_peer(credentials(request), planned=True)
+        authorized = self._access.authorize(credentials(request), planned=True)
         export, plans = authorized.export, authorized.export.plans
         if not plans.is_planned_with(request.reader, request.filter):
-            self._agent.check_filter(export, request.filter)
+            self._access.check_filter(export, request.filter)
         registered = plans.register_plan(
             to_plan_request(request, authorized),
             request.ranges,
@@ -69,7 +71,7 @@ class PeerPlans:
         )
         return RegisteredPlan(
             grant=grants.sign(self._agent.token, grant),
-            pass_=self._agent.pass_for(export.key, request.import_, request.reader),
+            pass_=self._access.pass_for(export.key, request.import_, request.reader),
             blocks=registered.blocks,
             gone=registered.missing,
             order=registered.order,
@@ -79,7 +81,7 @@ class PeerPlans:
 
     def locate(self, request: PeerWhere) -> Located:
         """Return the current address of a shard agent that has blocks of the caller's plan."""
-        self._agent.authorize_peer(credentials(request), planned=True)
+        self._access.authorize(credentials(request), planned=True)
         return Located(location=self._agent.shard_agents.locate(request.pe))
 
 
