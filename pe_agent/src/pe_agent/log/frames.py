@@ -41,7 +41,6 @@ Payload: TypeAlias = Any
 
 _FRONT = struct.Struct("<4sI")
 _REST = struct.Struct("<BBHIIIQ")
-_BLANK = bytes(HEADER_BYTES)
 _WINDOW_BYTES = 32 << 10
 _CHUNK_BYTES = 1 << 20
 
@@ -310,29 +309,3 @@ def find_whole_frame(file: BufferedFile, path: Path, offset: int, *, sequence: i
             return at
         at = file.find(MAGIC, at + 1)
     return None
-
-
-__all__ = [
-    "HEADER_BYTES",
-    "MAX_META_BYTES",
-    "MAX_PAYLOAD_BYTES",
-    "VERSION",
-    "Address",
-    "BufferedFile",
-    "Header",
-    "Kind",
-    "Payload",
-    "Scan",
-    "ScannedFrame",
-    "check_size",
-    "checksum",
-    "decode",
-    "encode",
-    "find_payload_damage",
-    "find_whole_frame",
-    "header_checksum",
-    "is_whole",
-    "parse_frame",
-    "read_at",
-    "views",
-]

@@ -221,6 +221,3 @@ def _matches_segment(fd: int, run: FrameRun) -> bool:
     """Return whether the run's last frame is in the segment, by its header checksum."""
     head = os.pread(fd, _FRAME_FRONT.size, run.last)
     return len(head) == _FRAME_FRONT.size and _FRAME_FRONT.unpack(head)[1] == run.crc
-
-
-__all__ = ["RUN_BYTES", "RUN_FRAMES", "SUFFIX", "Entries", "Entry", "FrameRun"]

@@ -94,6 +94,3 @@ class Scrub:
         seconds = max(size / self._rate, used / self._share) - used
         with self._changed:
             return not self._changed.wait_for(lambda: self._closed, max(0.0, seconds))
-
-
-__all__ = ["BYTES_PER_SECOND", "SHARE", "Scrub"]

@@ -22,107 +22,77 @@ _TIMEOUT = 10.0
 
 _Sample = tuple[Mapping[str, str], float]
 
-_EXPORT_METRICS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
-    "export_published_rows_total": (
-        "counter",
-        "Rows published.",
-        lambda e: e["publishedRows"],
-    ),
-    "export_held_bytes": (
-        "gauge",
-        "Bytes that readers which are waited for have not finished.",
-        lambda e: e["held"],
-    ),
-    "export_limit_bytes": ("gauge", "What the export may keep.", lambda e: e["limit"]),
-    "export_waiting": ("gauge", "1 while a task waits.", lambda e: e["waitingSince"] is not None),
-    "export_waited_seconds_total": (
-        "counter",
-        "Seconds that tasks have waited.",
-        lambda e: e["waitedSeconds"],
-    ),
-    "export_batch_gaps_total": ("counter", "Batch ids that were left out.", lambda e: e["gaps"]),
-    "export_damaged_segments": (
-        "gauge",
-        "Segments of the log that are damaged.",
-        lambda e: e["damagedSegments"],
-    ),
+_Metric: TypeAlias = "tuple[str, str | Callable[[Mapping[str, Any]], float | None]]"
+"""Help text, and an item's key or function of the value; None if the item has no value."""
+_EXPORT_METRICS: Mapping[str, _Metric] = {
+    "export_published_rows_total": ("Rows published.", "publishedRows"),
+    "export_held_bytes": ("Bytes that readers which are waited for have not finished.", "held"),
+    "export_limit_bytes": ("What the export may keep.", "limit"),
+    "export_waiting": ("1 while a task waits.", lambda e: e["waitingSince"] is not None),
+    "export_waited_seconds_total": ("Seconds that tasks have waited.", "waitedSeconds"),
+    "export_batch_gaps_total": ("Batch ids that were left out.", "gaps"),
+    "export_damaged_segments": ("Segments of the log that are damaged.", "damagedSegments"),
     "export_missing_epochs": (
-        "gauge",
         "Epochs that are not in the log though nothing removed them.",
-        lambda e: e["missing"],
+        "missing",
     ),
 }
-_ROUTE_METRICS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
-    "route_lag_epochs": ("gauge", "Epochs to read, of the slowest.", lambda r: r["lag"][0]),
-    "route_lag_rows": ("gauge", "Rows to read, of the slowest.", lambda r: r["lagRows"]),
-    "route_lag_bytes": ("gauge", "Bytes to read, of the slowest.", lambda r: r["lag"][1]),
-    "route_lag_seconds": (
-        "gauge",
-        "Age of the oldest epoch to read, of the slowest.",
-        lambda r: r["lagSeconds"],
-    ),
-    "route_congestion": (
-        "gauge",
-        "Percent of the log that the slowest has still to read.",
-        lambda r: r["congestion"],
-    ),
-    "route_delivered_rows_total": ("counter", "Rows delivered.", lambda r: r["delivered"]),
-    "route_filtered_rows_total": ("counter", "Rows filtered out.", lambda r: r["filtered"]),
-    "route_dropped_rows_total": ("counter", "Rows dropped.", lambda r: r["dropped"][1]),
-    "route_lost_rows_total": ("counter", "Rows lost.", lambda r: r["lost"][1]),
+_ROUTE_METRICS: Mapping[str, _Metric] = {
+    "route_lag_epochs": ("Epochs to read, of the slowest.", lambda r: r["lag"][0]),
+    "route_lag_rows": ("Rows to read, of the slowest.", "lagRows"),
+    "route_lag_bytes": ("Bytes to read, of the slowest.", lambda r: r["lag"][1]),
+    "route_lag_seconds": ("Age of the oldest epoch to read, of the slowest.", "lagSeconds"),
+    "route_congestion": ("Percent of the log that the slowest has still to read.", "congestion"),
+    "route_delivered_rows_total": ("Rows delivered.", "delivered"),
+    "route_filtered_rows_total": ("Rows filtered out.", "filtered"),
+    "route_dropped_rows_total": ("Rows dropped.", lambda r: r["dropped"][1]),
+    "route_lost_rows_total": ("Rows lost.", lambda r: r["lost"][1]),
     "route_duplicate_rows_total": (
-        "counter",
         "Rows passed over that were read from a lost log.",
         lambda r: r["duplicates"][1],
     ),
-    "route_sent_rows_total": ("counter", "Rows sent.", lambda r: r["sentRows"]),
-    "route_sent_bytes_total": ("counter", "Bytes sent.", lambda r: r["sentBytes"]),
+    "route_sent_rows_total": ("Rows sent.", "sentRows"),
+    "route_sent_bytes_total": ("Bytes sent.", "sentBytes"),
     "route_blocked_seconds_total": (
-        "counter",
         "Seconds that the export has waited for a reader.",
-        lambda r: r["blockedSeconds"],
+        "blockedSeconds",
     ),
     "route_released_plans_total": (
-        "counter",
         "Plans that ended because their reader was away.",
-        lambda r: r["releasedPlans"],
+        "releasedPlans",
     ),
 }
-_Metric: TypeAlias = "tuple[str, str, Callable[[Mapping[str, Any]], float | None]]"
-"""Type, help text, and value of an item; None if the item has no value."""
 _SIDE_METRICS: Mapping[str, _Metric] = {
-    "side_waiting_rows": ("gauge", "Rows that wait for it.", lambda s: s["waitingRows"]),
-    "side_waiting_bytes": ("gauge", "Their bytes.", lambda s: s["waitingBytes"]),
+    "side_waiting_rows": ("Rows that wait for it.", "waitingRows"),
+    "side_waiting_bytes": ("Their bytes.", "waitingBytes"),
     "side_waiting_seconds": (
-        "gauge",
         "For how long the first of them has waited.",
         lambda s: s["waitingSeconds"] or 0.0,
     ),
-    "side_entries": ("gauge", "Values that functions can see.", lambda s: s["entries"]),
-    "side_bytes": ("gauge", "Their bytes.", lambda s: s["size"]),
-    "side_windows": ("gauge", "Windows with values.", lambda s: s["windows"]),
-    "side_staged_rows": ("gauge", "Rows of a load that is not complete.", lambda s: s["staged"]),
-    "side_version_seconds": ("gauge", "Age of its version.", lambda s: s["versionSeconds"]),
-    "side_reported_seconds": ("gauge", "Age of these metrics.", lambda s: s["age"]),
-    "side_rows_total": ("counter", "Rows taken.", lambda s: s["rows"]),
-    "side_late_rows_total": ("counter", "Rows that came too late.", lambda s: s["late"]),
-    "side_refused_rows_total": ("counter", "Rows not taken.", lambda s: s["refused"]),
+    "side_entries": ("Values that functions can see.", "entries"),
+    "side_bytes": ("Their bytes.", "size"),
+    "side_windows": ("Windows with values.", "windows"),
+    "side_staged_rows": ("Rows of a load that is not complete.", "staged"),
+    "side_version_seconds": ("Age of its version.", "versionSeconds"),
+    "side_reported_seconds": ("Age of these metrics.", "age"),
+    "side_rows_total": ("Rows taken.", "rows"),
+    "side_late_rows_total": ("Rows that came too late.", "late"),
+    "side_refused_rows_total": ("Rows not taken.", "refused"),
 }
 _RULE_LABELS = ("operator", "log", "rule", "version")
 _RULE_METRICS: Mapping[str, _Metric] = {
-    "rule_tested_events_total": ("counter", "Events it has seen.", lambda r: r["tested"]),
-    "rule_matches_total": ("counter", "Matches found.", lambda r: r["matches"]),
-    "rule_timeouts_total": ("counter", "Partial matches that timed out.", lambda r: r["timeouts"]),
-    "rule_dropped_runs_total": ("counter", "Runs beyond its limits.", lambda r: r["dropped"]),
-    "rule_errors_total": ("counter", "How often it failed.", lambda r: r["errors"]),
-    "rule_runs": ("gauge", "Partial matches alive.", lambda r: r["alive"]),
-    "rule_seconds_total": ("counter", "Time spent on it.", lambda r: r["nanoseconds"] / 1e9),
-    "rule_reported_seconds": ("gauge", "Age of these metrics.", lambda r: r["age"]),
+    "rule_tested_events_total": ("Events it has seen.", "tested"),
+    "rule_matches_total": ("Matches found.", "matches"),
+    "rule_timeouts_total": ("Partial matches that timed out.", "timeouts"),
+    "rule_dropped_runs_total": ("Runs beyond its limits.", "dropped"),
+    "rule_errors_total": ("How often it failed.", "errors"),
+    "rule_runs": ("Partial matches alive.", "alive"),
+    "rule_seconds_total": ("Time spent on it.", lambda r: r["nanoseconds"] / 1e9),
+    "rule_reported_seconds": ("Age of these metrics.", "age"),
 }
 _RULE_WAITING_METRICS: Mapping[str, _Metric] = {
-    "rule_waiting_rows": ("gauge", "Rows that wait for the watermark.", lambda r: r["rows"]),
+    "rule_waiting_rows": ("Rows that wait for the watermark.", "rows"),
     "rule_watermark_seconds": (
-        "gauge",
         "The watermark, in seconds since 1970.",
         lambda r: None if r["watermark"] is None else r["watermark"] / 1e6,
     ),
@@ -137,28 +107,23 @@ def render_text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
     lines = [
         line
         for name, value in agent.items()
-        for line in _render_family(
-            name,
-            "counter" if name.endswith("_total") else "gauge",
-            _AGENT_HELP[name],
-            [({}, value)],
-        )
+        for line in _render_family(name, _AGENT_HELP[name], [({}, value)])
     ]
     exports = status["exports"]
-    for name, (kind, help_text, read_value) in _EXPORT_METRICS.items():
-        samples = [({"export": key}, float(read_value(export))) for key, export in exports.items()]
-        lines += _render_family(name, kind, help_text, samples)
+    lines += _render_each(
+        [{**e, "export": key} for key, e in exports.items()], ("export",), _EXPORT_METRICS
+    )
     routes = _group_by_route(exports)
-    for name, (kind, help_text, read_value) in _ROUTE_METRICS.items():
-        aggregate = sum if kind == "counter" else max
+    for name, (help_text, value_of) in _ROUTE_METRICS.items():
+        aggregate = sum if name.endswith("_total") else max
         samples = [
             (
                 {"export": export, "import": import_},
-                float(aggregate([read_value(r) for r in readers])),
+                float(aggregate(_read_value(r, value_of) or 0.0 for r in readers)),
             )
             for (export, import_), readers in routes.items()
         ]
-        lines += _render_family(name, kind, help_text, samples)
+        lines += _render_family(name, help_text, samples)
     lines += _render_control(status, routes)
     lines += _render_sides(status.get("sides", ()))
     lines += _render_each(status.get("ruleFigures", ()), _RULE_LABELS, _RULE_METRICS)
@@ -176,19 +141,19 @@ def _render_control(
             for key, export in status["exports"].items()
             for delivery, count in sorted(export["control"][what].items())
         ]
-        yield from _render_family(f"export_control_{what}_total", "counter", help_text, samples)
+        yield from _render_family(f"export_control_{what}_total", help_text, samples)
     sent = [
         ({"export": export, "import": import_, "delivery": delivery}, float(count))
         for (export, import_), readers in routes.items()
         for delivery, count in sorted(_sum_counts(r["sentControl"] for r in readers).items())
     ]
-    yield from _render_family("route_sent_control_total", "counter", "Control tuples sent.", sent)
+    yield from _render_family("route_sent_control_total", "Control tuples sent.", sent)
     for what, help_text in _CONTROL_LOG_METRICS.items():
         of_log = sorted(status["controlLog"][what].items())
         samples = [({"delivery": delivery}, float(count)) for delivery, count in of_log]
-        yield from _render_family(f"control_log_{what}_total", "counter", help_text, samples)
+        yield from _render_family(f"control_log_{what}_total", help_text, samples)
     waiting = float(status["controlLog"]["waiting"])
-    yield from _render_family("control_log_waiting_tuples", "gauge", _WAITING_HELP, [({}, waiting)])
+    yield from _render_family("control_log_waiting_tuples", _WAITING_HELP, [({}, waiting)])
 
 
 def _render_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -199,22 +164,28 @@ def _render_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for side in sides
         if side["version"] is not None
     ]
-    yield from _render_family(
-        "side_version", "gauge", "1 for the version that is active.", versions
-    )
+    yield from _render_family("side_version", "1 for the version that is active.", versions)
 
 
 def _render_each(
     items: Sequence[Mapping[str, Any]], names: Sequence[str], metrics: Mapping[str, _Metric]
 ) -> Iterator[str]:
     """Yield metrics of items, labelled by ``names``; items without a value are omitted."""
-    for name, (kind, help_text, read_value) in metrics.items():
+    for name, (help_text, value_of) in metrics.items():
         values = [
-            ({label: str(item[label]) for label in names}, read_value(item)) for item in items
+            ({label: str(item[label]) for label in names}, _read_value(item, value_of))
+            for item in items
         ]
         yield from _render_family(
-            name, kind, help_text, [(at, float(v)) for at, v in values if v is not None]
+            name, help_text, [(at, float(v)) for at, v in values if v is not None]
         )
+
+
+def _read_value(
+    item: Mapping[str, Any], value_of: str | Callable[[Mapping[str, Any]], float | None]
+) -> float | None:
+    value: float | None = item[value_of] if isinstance(value_of, str) else value_of(item)
+    return value
 
 
 def _sum_counts(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
@@ -253,9 +224,8 @@ def _group_by_route(
     return {route: routes[route] for route in behind[:MAX_ROUTES]}
 
 
-def _render_family(
-    name: str, kind: str, help_text: str, samples: Sequence[_Sample]
-) -> Iterator[str]:
+def _render_family(name: str, help_text: str, samples: Sequence[_Sample]) -> Iterator[str]:
+    kind = "counter" if name.endswith("_total") else "gauge"
     yield f"# HELP {_PREFIX}{name} {help_text}"
     yield f"# TYPE {_PREFIX}{name} {kind}"
     for labels, value in samples:
@@ -322,6 +292,3 @@ def _create_handler(read: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
             """Log no request: scrapes come every few seconds."""
 
     return Handler
-
-
-__all__ = ["MAX_ROUTES", "VARIABLE", "MetricsServer", "render_text"]

@@ -98,6 +98,3 @@ def describe_progress(progress: dict[str, Any]) -> str:
     """Return progress as text."""
     share = 100 * progress["done"] // max(1, progress["total"])
     return f"{share} % of {progress['total'] / 2**20:,.0f} MiB"
-
-
-__all__ = ["ProgressTimeout", "RecoveryProgress", "describe_progress", "read_progress"]
