@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pe_agent.agent.exports.backpressure import SELF_WAIT_SECONDS, SelfWaitError
+from pe_agent.agent.exports.stream.block_reader import ReadRequest
 from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.ledger.wait_chains import RING_SECONDS
 from support.agents.exports import Bench, bench, rows
@@ -41,9 +42,10 @@ def plan(made: Bench, reader: str, import_: str, next_: int | None = None) -> No
 
 def read(made: Bench, reader: str, query: str, epoch: int = 0) -> None:
     """Read an epoch as a task of a query."""
-    found = made.export.plans.find_readable(
-        reader, made.stream, epoch, filter_=None, columns=None, query=query
+    read = ReadRequest(
+        reader=reader, stream=made.stream, pieces=(), filter=None, columns=None, query=query
     )
+    found = made.export.plans.find_readable(read, epoch)
     assert found is not None
 
 

@@ -13,12 +13,12 @@ from pe_agent.agent.exports.control_sender import (
     ControlSender,
     ExportFullError,
     NotEmittedError,
-    RequestDiffersError,
 )
 from pe_agent.agent.exports.epoch_writer import EpochWriter
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
 from pe_agent.agent.exports.stream.export_stream import ExportStream
+from pe_agent.agent.state.control_log import RequestDiffersError
 from pe_agent.agent.state.store import Store
 from pe_agent.log.errors import LogError
 from streambroker_core.control.runtime.control_rows import from_batch

@@ -16,6 +16,7 @@ from typing import Any
 from pe_agent.agent.exports.epoch_writer import EpochWriter
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream.manifests import Manifest, ManifestControl
+from pe_agent.agent.state.control_log import MAX_REQUEST_ID, RequestDiffersError
 from streambroker_core.control.tuples import ControlTuple
 from streambroker_core.control.tuples.epoch_control import check_epoch
 from streambroker_core.control.tuples.request import (
@@ -28,14 +29,6 @@ from streambroker_core.errors import StreambrokerError
 
 REMEMBERED_TUPLES = 1_000
 """Published tuples that an export remembers, for repeated requests and reports."""
-MAX_REQUEST_ID = 128
-"""Maximum characters of a request id."""
-
-
-class RequestDiffersError(StreambrokerError):
-    """A request id is invalid, or was used for another tuple; nothing was emitted."""
-
-    code = "RequestDiffers"
 
 
 class ExportFullError(StreambrokerError):

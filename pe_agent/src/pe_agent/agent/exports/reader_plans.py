@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pe_agent.agent.exports.backpressure import Backpressure
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.shard_coordinator import ShardCoordinator
+from pe_agent.agent.exports.stream.block_reader import ReadRequest
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, RemoteBlock
 from pe_agent.agent.exports.stream.row_filter import schema_mismatch
@@ -211,34 +212,25 @@ class ReaderPlans:
                 and self._deliveries.for_reader(reader).filter == filter_
             )
 
-    def find_readable(
-        self,
-        reader: str,
-        stream: str,
-        epoch: int,
-        *,
-        filter_: str | None,
-        columns: Sequence[str] | None,
-        query: str | None = None,
-    ) -> Manifest | None:
+    def find_readable(self, read: ReadRequest, epoch: int) -> Manifest | None:
         """Return the manifest if the reader has planned the epoch with filter and columns.
-
-        ``query`` is the streaming query of the reading task, None if not reported.
 
         Raises:
             RevokedError: the reader's import is revoked.
         """
         with self._state.lock:
-            known = self._ledger.readers.get(reader)
+            known = self._ledger.readers.get(read.reader)
             if known is not None:
                 self._ledger.routes.check_revoked(known.import_)
-            if not self._ledger.planner.is_planned(reader, stream, epoch, self._state.clock()):
+            if not self._ledger.planner.is_planned(
+                read.reader, read.stream, epoch, self._state.clock()
+            ):
                 return None
-            if not self._deliveries.for_reader(reader).matches_plan(filter_, columns):
+            if not self._deliveries.for_reader(read.reader).matches_plan(read.filter, read.columns):
                 return None
-            if query is not None and known is not None:
-                known.query = query
-            export_stream = self._state.streams.get(stream)
+            if read.query is not None and known is not None:
+                known.query = read.query
+            export_stream = self._state.streams.get(read.stream)
             return None if export_stream is None else export_stream.manifests.get(epoch)
 
     def count_block(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:

@@ -22,7 +22,8 @@ _TIMEOUT = 10.0
 
 _Sample = tuple[Mapping[str, str], float]
 
-_Metric: TypeAlias = "tuple[str, str | Callable[[Mapping[str, Any]], float | None]]"
+_Item: TypeAlias = "Mapping[str, Any]"
+_Metric: TypeAlias = "tuple[str, str | Callable[[_Item], float | None]]"
 """Help text, and an item's key or function of the value; None if the item has no value."""
 _EXPORT_METRICS: Mapping[str, _Metric] = {
     "export_published_rows_total": ("Rows published.", "publishedRows"),
@@ -110,9 +111,7 @@ def render_text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
         for line in _render_family(name, _AGENT_HELP[name], [({}, value)])
     ]
     exports = status["exports"]
-    lines += _render_each(
-        [{**e, "export": key} for key, e in exports.items()], ("export",), _EXPORT_METRICS
-    )
+    lines += _render_each([({"export": key}, e) for key, e in exports.items()], _EXPORT_METRICS)
     routes = _group_by_route(exports)
     for name, (help_text, value_of) in _ROUTE_METRICS.items():
         aggregate = sum if name.endswith("_total") else max
@@ -126,8 +125,9 @@ def render_text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
         lines += _render_family(name, help_text, samples)
     lines += _render_control(status, routes)
     lines += _render_sides(status.get("sides", ()))
-    lines += _render_each(status.get("ruleFigures", ()), _RULE_LABELS, _RULE_METRICS)
-    lines += _render_each(status.get("ruleWaiting", ()), _RULE_LABELS[:2], _RULE_WAITING_METRICS)
+    rules, waiting = status.get("ruleFigures", ()), status.get("ruleWaiting", ())
+    lines += _render_each(_label(rules, _RULE_LABELS), _RULE_METRICS)
+    lines += _render_each(_label(waiting, _RULE_LABELS[:2]), _RULE_WAITING_METRICS)
     return "\n".join(lines) + "\n"
 
 
@@ -158,7 +158,7 @@ def _render_control(
 
 def _render_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     names = ("query", "operator", "input")
-    yield from _render_each(sides, names, _SIDE_METRICS)
+    yield from _render_each(_label(sides, names), _SIDE_METRICS)
     versions = [
         ({name: side[name] for name in (*names, "version")}, 1.0)
         for side in sides
@@ -167,23 +167,22 @@ def _render_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from _render_family("side_version", "1 for the version that is active.", versions)
 
 
+def _label(items: Sequence[_Item], names: Sequence[str]) -> list[tuple[dict[str, str], _Item]]:
+    return [({name: str(item[name]) for name in names}, item) for item in items]
+
+
 def _render_each(
-    items: Sequence[Mapping[str, Any]], names: Sequence[str], metrics: Mapping[str, _Metric]
+    items: Sequence[tuple[Mapping[str, str], _Item]], metrics: Mapping[str, _Metric]
 ) -> Iterator[str]:
-    """Yield metrics of items, labelled by ``names``; items without a value are omitted."""
+    """Yield metrics of labelled items; items without a value are omitted."""
     for name, (help_text, value_of) in metrics.items():
-        values = [
-            ({label: str(item[label]) for label in names}, _read_value(item, value_of))
-            for item in items
-        ]
+        values = [(labels, _read_value(item, value_of)) for labels, item in items]
         yield from _render_family(
-            name, help_text, [(at, float(v)) for at, v in values if v is not None]
+            name, help_text, [(labels, float(v)) for labels, v in values if v is not None]
         )
 
 
-def _read_value(
-    item: Mapping[str, Any], value_of: str | Callable[[Mapping[str, Any]], float | None]
-) -> float | None:
+def _read_value(item: _Item, value_of: str | Callable[[_Item], float | None]) -> float | None:
     value: float | None = item[value_of] if isinstance(value_of, str) else value_of(item)
     return value
 

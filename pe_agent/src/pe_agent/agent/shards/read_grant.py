@@ -17,7 +17,7 @@ import binascii
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,17 +45,10 @@ class Grant:
     filter: str | None
     columns: tuple[str, ...] | None
 
-    def covers(
-        self,
-        reader: str,
-        stream: str,
-        epoch: int,
-        filter_: str | None,
-        columns: Sequence[str] | None,
-    ) -> bool:
-        """Return whether the grant covers this read."""
-        first, next_ = self.ranges.get(stream, (0, 0))
-        requested = (reader, filter_, column_names(columns))
+    def covers(self, read: ReadRequest, epoch: int) -> bool:
+        """Return whether the grant covers this read of an epoch."""
+        first, next_ = self.ranges.get(read.stream, (0, 0))
+        requested = (read.reader, read.filter, column_names(read.columns))
         return first <= epoch < next_ and requested == (self.reader, self.filter, self.columns)
 
 
@@ -81,9 +74,8 @@ def check(token: str, ticket: Mapping[str, Any], read: ReadRequest) -> None:
         GrantError: not signed by the agent with this token, or for another read.
     """
     grant, export = verify(token, ticket.get("grant")), str(ticket["export"])
-    target = read.reader, read.stream
     for epoch, _, _ in read.pieces:
-        if grant.export != export or not grant.covers(*target, epoch, read.filter, read.columns):
+        if grant.export != export or not grant.covers(read, epoch):
             raise GrantError(
                 f"the grant is not for epoch {epoch} of stream {read.stream} of {export} with this"
                 " reader, filter and columns."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pe_agent.agent.exports.export_state import SEGMENT_BYTES
 from pe_agent.agent.exports.publisher import StageMissingError, StageTooLargeError, verify_stage
-from pe_agent.agent.exports.stream.block_reader import BytesCache
+from pe_agent.agent.exports.stream.block_reader import BytesCache, ReadRequest
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, Stage
 from pe_agent.agent.exports.stream.row_filter import count_passing_rows
@@ -338,29 +338,21 @@ class GrantedRead:
         self._query: str | None = None
         self.streams: Mapping[str, ExportStream] = {stream.id: stream}
 
-    def find_readable(
-        self,
-        reader: str,
-        stream: str,
-        epoch: int,
-        *,
-        filter_: str | None,
-        columns: Sequence[str] | None,
-        query: str | None = None,
-    ) -> Manifest | None:
+    def find_readable(self, read: ReadRequest, epoch: int) -> Manifest | None:
         """Return the part of an epoch if the grant covers this read, else None.
 
-        ``query`` is forwarded to the home, which sees no read if all rows are at shard agents.
+        Its query is forwarded to the home, which sees no read if all rows are at shard agents.
 
         Raises:
             ShardMissingError: the part is granted, but missing.
         """
-        if not self._grant.covers(reader, stream, epoch, filter_, columns):
+        if not self._grant.covers(read, epoch):
             return None
-        self._query = query
-        part = self.streams[stream].manifests.get(epoch)
+        self._query = read.query
+        part = self.streams[read.stream].manifests.get(epoch)
         if part is None:
-            raise ShardMissingError(self._pe, self._describe_epoch(stream, epoch), MISSING_REASON)
+            missing = self._describe_epoch(read.stream, epoch)
+            raise ShardMissingError(self._pe, missing, MISSING_REASON)
         return part
 
     def unreadable_error(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:

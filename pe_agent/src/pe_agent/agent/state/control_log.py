@@ -19,11 +19,7 @@ from typing import Any
 from pe_agent.agent.state.store import Store
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES, ControlTuple
 from streambroker_core.control.tuples.epoch_control import check_epoch
-from streambroker_core.control.tuples.request import (
-    ControlRequest,
-    canonical_text,
-    parse_control_request,
-)
+from streambroker_core.control.tuples.request import canonical_text, parse_control_request
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.losses import DataLossError
 
@@ -33,6 +29,7 @@ RETAINED_ENTRIES = 1_000
 READER_GRACE_SECONDS = 600.0
 """Time for which an inactive reader still retains its unread entries."""
 MAX_REQUEST_ID = 128
+"""Maximum characters of a request id."""
 
 
 class ControlLogFullError(StreambrokerError):
@@ -42,7 +39,7 @@ class ControlLogFullError(StreambrokerError):
 
 
 class RequestDiffersError(StreambrokerError):
-    """A request id is invalid, or was used for another tuple."""
+    """A request id is invalid, or was used for another tuple; nothing was emitted."""
 
     code = "RequestDiffers"
 
@@ -126,12 +123,12 @@ class ControlLog:
                 seq = self._next_seq
                 check_epoch([control_request.with_identity(self.id, seq)], "the control log")
                 self._check_room(len(text))
-                self._insert(seq, request, control_request)
+                self._insert(seq, request, text)
+                self.accepted[control_request.delivery.value] += 1
         self._on_change()
         return self.entry(known[0][0] if known else seq)
 
-    def _insert(self, seq: int, request: str, control_request: ControlRequest) -> None:
-        text = canonical_text(control_request.encode())
+    def _insert(self, seq: int, request: str, text: str) -> None:
         with self._store.transaction(durable=True) as db:
             db.execute("INSERT INTO control_log VALUES (?, ?, ?)", (seq, request, text))
             db.execute(
@@ -139,7 +136,6 @@ class ControlLog:
                 (min(self._min_position(), seq + 1 - RETAINED_ENTRIES),),
             )
         self._next_seq = seq + 1
-        self.accepted[control_request.delivery.value] += 1
 
     def _check_room(self, size: int) -> None:
         floor = self._min_position()

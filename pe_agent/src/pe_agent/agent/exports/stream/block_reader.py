@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Protocol, TypeAlias
@@ -109,16 +109,7 @@ class Readable(Protocol):
     def streams(self) -> Mapping[str, ExportStream]:
         """Return the streams, by id."""
 
-    def find_readable(
-        self,
-        reader: str,
-        stream: str,
-        epoch: int,
-        *,
-        filter_: str | None,
-        columns: Sequence[str] | None,
-        query: str | None = None,
-    ) -> Manifest | None:
+    def find_readable(self, read: ReadRequest, epoch: int) -> Manifest | None:
         """Return the manifest of an epoch, None if the reader may not read it."""
 
     def count_block(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
@@ -272,14 +263,7 @@ class BlockReader:
 
 def _require_planned(export: Readable, read: ReadRequest, epoch: int) -> Manifest:
     """Return the manifest of an epoch planned with this filter and columns, else raise."""
-    manifest = export.find_readable(
-        read.reader,
-        read.stream,
-        epoch,
-        filter_=read.filter,
-        columns=read.columns,
-        query=read.query,
-    )
+    manifest = export.find_readable(read, epoch)
     if manifest is None:
         raise NotPlannedError(
             f"epoch {epoch} of stream {read.stream} is not in the plan of reader {read.reader}: it"
