@@ -73,11 +73,11 @@ def test_heads_that_moved_are_news_and_heads_that_did_not_are_none(watched: Reco
     news = Notifier()
     peers = PeerAgents(news, dict, tuple)
     peers.apply_view(view("a"))
-    before = news.count
+    before = news.version(("default/alerts/0/a",))
     watch(peers, watched)
-    assert (peers.heads(EXPORT), news.count) == ({"s": 3}, before + 1)
+    assert (peers.heads(EXPORT), news.version(("default/alerts/0/a",))) == ({"s": 3}, before + 1)
     watch(peers, watched)
-    assert news.count == before + 1
+    assert news.version(("default/alerts/0/a",)) == before + 1
     assert watched.asked[1]["exports"][EXPORT]["heads"] == {"s": 3}
 
 

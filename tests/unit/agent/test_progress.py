@@ -60,8 +60,6 @@ def test_progress_counts_over_all_logs_and_is_gone_at_the_end(home: Path, clock:
     assert describe_progress(read_progress(home) or {}) == "80 % of 0 MiB"
     one.end()
     assert read_progress(home) is None
-    clock.now += 5
-    assert one.seconds == 2
 
 
 def test_an_agent_that_gets_on_is_waited_for(home: Path, clock: Clock) -> None:

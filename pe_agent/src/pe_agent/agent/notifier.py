@@ -14,16 +14,14 @@ T = TypeVar("T")
 class Notifier:
     """Counts changes, so that no change between a read and a wait is missed.
 
-    A change of a key wakes the waiters of that key and those of any key. A change without a key
-    wakes all waiters.
+    A change of a key wakes the waiters of that key. A change without a key wakes all waiters.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._broadcasts = 0
-        self._total = 0
-        self._waiting: dict[threading.Event, frozenset[str] | None] = {}
+        self._waiting: dict[threading.Event, frozenset[str]] = {}
         self._closed = False
 
     @property
@@ -31,32 +29,24 @@ class Notifier:
         """Whether waiting has ended because the agent stops."""
         return self._closed
 
-    @property
-    def count(self) -> int:
-        """Number of all changes."""
-        return self._total
-
-    def version(self, keys: Collection[str] | None) -> int:
-        """Return the number of changes of the keys; None for all changes."""
+    def version(self, keys: Collection[str]) -> int:
+        """Return the number of changes of the keys."""
         with self._lock:
             return self._count(keys)
 
-    def _count(self, keys: Collection[str] | None) -> int:
-        if keys is None:
-            return self._total
+    def _count(self, keys: Collection[str]) -> int:
         return self._broadcasts + sum(self._counts[key] for key in keys if key in self._counts)
 
     def notify(self, *keys: str) -> None:
         """Count a change of the keys and wake their waiters; all waiters if there is no key."""
         with self._lock:
-            self._total += 1
             self._counts.update(keys)
             self._broadcasts += not keys
             for event, wanted in self._waiting.items():
-                if not keys or wanted is None or not wanted.isdisjoint(keys):
+                if not keys or not wanted.isdisjoint(keys):
                     event.set()
 
-    def wait(self, version: int, seconds: float, keys: Collection[str] | None = None) -> bool:
+    def wait(self, version: int, seconds: float, keys: Collection[str]) -> bool:
         """Return True once :meth:`version` of the keys exceeds ``version``, False on timeout.
 
         After :meth:`close` it returns False at once, so a caller's loop must check `closed`.
@@ -67,7 +57,7 @@ class Notifier:
                 return False
             if self._count(keys) > version:
                 return True
-            self._waiting[event] = None if keys is None else frozenset(keys)
+            self._waiting[event] = frozenset(keys)
         try:
             return event.wait(max(0.0, seconds)) and not self._closed
         finally:
@@ -76,7 +66,7 @@ class Notifier:
 
     def wait_for(
         self,
-        keys: Collection[str] | None,
+        keys: Collection[str],
         seconds: float,
         read: Callable[[], T],
         predicate: Callable[[T], bool],
@@ -90,7 +80,7 @@ class Notifier:
             if predicate(value) or left <= 0 or not self.wait(seen, left, keys):
                 return value
 
-    def waiters(self) -> list[frozenset[str] | None]:
+    def waiters(self) -> list[frozenset[str]]:
         """Return the keys of all current waiters, for tests and diagnosis."""
         with self._lock:
             return list(self._waiting.values())

@@ -23,23 +23,13 @@ class RecoveryProgress:
     """Bytes that recovery has read of all logs below a data directory.
 
     ``recovering.json`` has the current stream, bytes done and total bytes, until :meth:`end`.
-
-    Attributes:
-        seconds: time since creation, fixed by :meth:`end`.
     """
 
     def __init__(self, home: Path) -> None:
         self._path = home / FILE
-        self._begun = time.monotonic()
-        self._ended: float | None = None
         self._total = sum(p.stat().st_size for p in home.rglob(f"*{SUFFIX}"))
         self._finished_bytes, self._stream_bytes, self._stream = 0, 0, ""
-        self._written = self._logged = self._begun - WRITE_SECONDS
-
-    @property
-    def seconds(self) -> float:
-        """Duration so far, or in total."""
-        return (self._ended or time.monotonic()) - self._begun
+        self._written = self._logged = time.monotonic() - WRITE_SECONDS
 
     def __call__(self, stream: str, done: int, total: int) -> None:
         """Record that ``done`` of the ``total`` bytes of a stream's log were read."""
@@ -58,7 +48,6 @@ class RecoveryProgress:
 
     def end(self) -> None:
         """Remove the file: the agent serves."""
-        self._ended = time.monotonic()
         self._path.unlink(missing_ok=True)
 
 
