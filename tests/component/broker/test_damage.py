@@ -18,8 +18,8 @@ EXPORT, IMPORT = "Export default/feed/0/trades", "Import default/alerts/0/in"
 
 async def written(path: Path) -> Path:
     store = Store(path)
-    store.put(export_of())
-    store.put(import_of("alerts/in"))
+    store.ports.put(export_of())
+    store.ports.put(import_of("alerts/in"))
     await store.register(pe("feed"), registration())
     store.close()
     return path
@@ -125,7 +125,7 @@ async def test_a_file_as_it_was_left_is_not_reported(
     path = await written(tmp_path / "broker.db")
     assert await reported(path, caplog) == ""
     store = Store(path)
-    store.delete("Export", export_of().key)
+    store.ports.delete("Export", export_of().key)
     store.close()
     assert await reported(path, caplog) == ""
     copy = path.rename(tmp_path / "elsewhere.db")

@@ -178,7 +178,7 @@ def test_a_directory_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 async def test_versions_go_on_from_where_they_were(tmp_path: Path) -> None:
     store = Store(tmp_path / "broker.db")
-    store.put(import_of())
+    store.ports.put(import_of())
     await store.register(pe("alerts"), registration())
     store.close()
     broker = BrokerProcess(tmp_path / "broker.db")

@@ -209,7 +209,7 @@ def test_a_name_is_kept_for_ten_minutes_and_then_forgotten(tmp_path: Path) -> No
     store = Store(tmp_path / "broker.db", clock=lambda: now[0])
     first, second = (RequestKey(principal="", id=id_, digest="d") for id_ in ("a", "b"))
     store.responses.begin(first)
-    store.put(export_of())
+    store.ports.put(export_of())
     store.responses.end()
     store.responses.store(first, 201, {}, b"{}")
     now[0] += RETENTION_S - 1
@@ -236,15 +236,15 @@ def test_a_change_and_its_name_are_on_disk_together_or_not_at_all(tmp_path: Path
     store = Store(tmp_path / "broker.db")
     name = RequestKey(principal="", id="a", digest="d")
     store.responses.begin(name)
-    store.put(export_of())
+    store.ports.put(export_of())
     store.responses.end()
     known = store.responses.find(name)
     assert known is not None
-    assert (known.version, known.status) == (store.version, None)
+    assert (known.version, known.status) == (store.file.version, None)
     store.responses._db.execute("DROP TABLE requests")
     store.responses.begin(name)
     with pytest.raises((sqlite3.Error, RequestError)):
-        store.delete("Export", port("feed/trades"))
+        store.ports.delete("Export", port("feed/trades"))
     store.responses.end()
 
     assert store.get("Export", port("feed/trades")) is not None

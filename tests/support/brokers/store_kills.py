@@ -90,7 +90,7 @@ def _registration(store: Store, runtime: Runtime) -> None:
 
 
 def _checkpointed(store: Store, runtime: Runtime) -> None:
-    store._db.execute("PRAGMA wal_autocheckpoint = 1")
+    store.file.db.execute("PRAGMA wal_autocheckpoint = 1")
     at_once(runtime.put(export_of(properties={"kind": "trade", "note": ["x" * 1000] * 9})))
 
 
@@ -194,7 +194,7 @@ class Fuse:
     def watch(self, store: Store) -> None:
         """Count SQLite's instructions where its system calls are out of reach."""
         if self.step in self.keep:
-            store._db.set_progress_handler(self.step, 20)
+            store.file.db.set_progress_handler(self.step, 20)
 
     def _profile(self, frame: FrameType, event: str, arg: object) -> None:
         if event in ("call", "c_call") and frame.f_code.co_filename.endswith(MODULES):
@@ -336,7 +336,7 @@ def _assert_goes_on(store: Store) -> None:
     reading, writing = os.pipe()
     runtime = Runtime(store, Ear(writing))
     runtime.feed.start()
-    version = store.version
+    version = store.file.version
     held = [*store.resources("Export"), *store.resources("Import")]
     assert all(stored.version <= version for stored in held)
     assert runtime.board.point == (version, version)
@@ -344,7 +344,7 @@ def _assert_goes_on(store: Store) -> None:
     Runtime(store, Ear(writing), by_scan).feed.start()
     assert runtime.board.routes() == by_scan.reader.routes()
     assert runtime.board.pes() == by_scan.reader.pes()
-    assert store.put(export_of("next/p")).version == version + 1
+    assert store.ports.put(export_of("next/p")).version == version + 1
     os.close(reading)
     os.close(writing)
 

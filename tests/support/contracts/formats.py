@@ -389,7 +389,7 @@ def broker_tables() -> dict[str, Any]:
     """Return the tables of a broker's SQLite file, and a resource and a rule in them."""
     with folder() as place:
         store = BrokerStore(place / "broker.db", clock=lambda: float(NOW), new_uid=lambda: "u-1")
-        store.put(export_of("feed/out", schema=COLUMNS))
+        store.ports.put(export_of("feed/out", schema=COLUMNS))
         asyncio.run(store.put_rule(rule()))
         store.close()
         found = _schema(place / "broker.db")

@@ -50,8 +50,8 @@ def test_what_many_resources_take_is_kept_from_the_collector(
     store: Store, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(long_work, "FREEZE_MIN", 2)
-    store.put(export_of("a/p"))
-    store.put(import_of("b/p"))
+    store.ports.put(export_of("a/p"))
+    store.ports.put(import_of("b/p"))
     gc.unfreeze()
 
     runtime.feed.start()
@@ -80,7 +80,7 @@ def test_subscriptions_that_cannot_be_looked_up_are_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(scan, "MANY_UNINDEXED", 2)
-    store.put(import_of("a/p", subscription="price > 1"))
+    store.ports.put(import_of("a/p", subscription="price > 1"))
     runtime.feed.start()
     at_once(runtime.put(import_of("b/p", subscription="price > 2")))
     assert caplog.messages == []

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from streambroker_core.board import Synced
@@ -16,6 +13,7 @@ from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_core.wire.manifests.rules import read_rule_spec, write_rule_spec
 from streambroker_operator.errors import RequestError
 from streambroker_operator.storage.backend import StoredRule
+from streambroker_operator.storage.sqlite_file import SqliteFile
 from streambroker_operator.storage.sqlite_rows import read_row
 
 TABLE = """
@@ -31,23 +29,12 @@ _WHERE_KEY = "namespace = ? AND job = ? AND id = ?"
 
 
 class RuleTable:
-    """Table of rules, one row each.
+    """Table of rules, one row each."""
 
-    All changes are made in `transaction`; `next_version` returns the version of each.
-    """
+    def __init__(self, file: SqliteFile, new_uid: Callable[[], str]) -> None:
+        self._file, self._db, self._new_uid = file, file.db, new_uid
 
-    def __init__(
-        self,
-        db: sqlite3.Connection,
-        transaction: Callable[[], AbstractContextManager[None]],
-        next_version: Callable[[], int],
-        clock: Callable[[], float],
-        new_uid: Callable[[], str],
-    ) -> None:
-        self._db, self._transaction, self._next_version = db, transaction, next_version
-        self._clock, self._new_uid = clock, new_uid
-
-    def load(self, version: int, path: Path) -> Synced:
+    def load(self) -> Synced:
         """Return all rules as a `Synced` event with the version of the database.
 
         Raises:
@@ -55,10 +42,12 @@ class RuleTable:
         """
         rows = self._db.execute(f"SELECT {_COLUMNS} FROM rules").fetchall()  # noqa: S608 - ours
         listed = tuple(
-            read_row(path, "rules", f"rule {'/'.join(map(str, row[:3]))}", _read_rule, row)
+            read_row(
+                self._file.path, "rules", f"rule {'/'.join(map(str, row[:3]))}", _read_rule, row
+            )
             for row in rows
         )
-        return Synced(kind=RULE, listed=listed, version=version)
+        return Synced(kind=RULE, listed=listed, version=self._file.version)
 
     def get(self, key: RuleKey) -> StoredRule | None:
         """Return a rule."""
@@ -77,31 +66,24 @@ class RuleTable:
         Raises:
             RequestError: 409 `NameTaken`, another rule has the name.
         """
-        with self._transaction():
+        with self._file.transaction():
             current = self.get(rule.key)
             desired = _with_name(rule, None if current is None else current.rule)
             if current is not None and _is_same(current.rule, desired):
                 return current
             self._check_name(desired)
             stored = self._with_identity(desired, None if current is None else current.rule)
-            version = self._next_version()
+            version = self._file.next_version()
+            values = stored.uid, stored.name, stored.generation, stored.created, version
             self._db.execute(
                 "INSERT OR REPLACE INTO rules VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    *stored.key,
-                    stored.uid,
-                    stored.name,
-                    stored.generation,
-                    stored.created,
-                    version,
-                    _spec_text(stored),
-                ),
+                (*stored.key, *values, _spec_text(stored)),
             )
         return StoredRule(rule=stored, version=version, created=current is None, changed=True)
 
     def _with_identity(self, rule: Rule, current: Rule | None) -> Rule:
         if current is None:
-            return replace(rule, uid=self._new_uid(), generation=1, created=self._clock())
+            return replace(rule, uid=self._new_uid(), generation=1, created=self._file.clock())
         generation = current.generation + (_spec_text(rule) != _spec_text(current))
         return replace(rule, uid=current.uid, generation=generation, created=current.created)
 
@@ -115,11 +97,11 @@ class RuleTable:
 
     def delete(self, key: RuleKey) -> StoredRule | None:
         """Delete a rule and free its id; return it at the version of the deletion, or None."""
-        with self._transaction():
+        with self._file.transaction():
             current = self.get(key)
             if current is None:
                 return None
-            version = self._next_version()
+            version = self._file.next_version()
             self._db.execute(f"DELETE FROM rules WHERE {_WHERE_KEY}", key)  # noqa: S608 - ours
         return StoredRule(rule=current.rule, version=version, changed=True)
 
