@@ -53,11 +53,11 @@ def run(settings: Settings) -> Figures:
 def write(path: Path, resources: list[Resource]) -> None:
     """Fill a new database, in one transaction where the broker makes one per change."""
     store = Store(path)
-    with closing(store), store.transaction():
+    with closing(store), store.file.transaction():
         for version, resource in enumerate(resources, 1):
             key = resource.key
             place = (key.namespace, key.job, key.pe)
-            store._db.execute(
+            store.file.db.execute(
                 "INSERT INTO resources (kind, namespace, job, pe, port, uid, name, generation, "
                 "created, version, spec) VALUES (?, ?, ?, ?, ?, ?, '', 1, ?, ?, ?)",
                 (
@@ -70,11 +70,11 @@ def write(path: Path, resources: list[Resource]) -> None:
                     canonical(write_spec(resource)).decode(),
                 ),
             )
-            store._db.execute(
+            store.file.db.execute(
                 "INSERT OR IGNORE INTO pes (namespace, job, pe, version) VALUES (?, ?, ?, ?)",
                 (*place, version),
             )
-        store._db.execute("UPDATE meta SET value = ? WHERE name = 'version'", (len(resources),))
+        store.file.db.execute("UPDATE meta SET value = ? WHERE name = 'version'", (len(resources),))
 
 
 def started(place: Path) -> float:
@@ -98,7 +98,7 @@ def scanned(resources: list[Resource], count: int) -> float:
     imports = []
     for resource in resources:
         if kind_of(resource) == "Export":
-            scan.put_export(resource)  # type: ignore[arg-type]  # as its kind says
+            scan.put(resource)
         else:
             imports.append(resource)
     began = time.perf_counter()

@@ -99,9 +99,9 @@ class Bench:
         self.rng = random.Random(1)
         self.index = IndexMatcher()
         for number in range(exports):
-            self.index.put_export(population.export(self.rng, number))
+            self.index.put(population.export(self.rng, number))
         for number in range(imports):
-            self.index.put_import(population.import_(self.rng, number))
+            self.index.put(population.import_(self.rng, number))
         self.scan = Scan(self.index)
         self.exports, self.imports = exports, imports
         self.filing: list[float] = []
@@ -110,24 +110,24 @@ class Bench:
         """Return the seconds until a new Export's outcomes are there; it goes again."""
         export = population.export(self.rng, self.exports)
         began = time.perf_counter()
-        self.index.put_export(export)
+        self.index.put(export)
         filed = time.perf_counter()
-        found = self.index.matches_of_export(export.uid)
+        found = self.index.matches_of("Export", export.uid)
         ended = time.perf_counter()
         self.index._export_index._flush_pending()
         self.filing.append(time.perf_counter() - ended)
-        self.index.remove_export(export.uid)
+        self.index.remove("Export", export.uid)
         return ended - began, ended - filed, export, found
 
     def new_import(self) -> Asked:
         """Return the seconds until a new Import's outcomes are there; it goes again."""
         import_ = population.import_(self.rng, self.imports)
         began = time.perf_counter()
-        self.index.put_import(import_)
+        self.index.put(import_)
         filed = time.perf_counter()
-        found = self.index.matches_of_import(import_.uid)
+        found = self.index.matches_of("Import", import_.uid)
         ended = time.perf_counter()
-        self.index.remove_import(import_.uid)
+        self.index.remove("Import", import_.uid)
         return ended - began, ended - filed, import_, found
 
     def round(
@@ -216,7 +216,7 @@ def fan_out(figures: Figures, importers: int) -> None:
     """Add how long the broker's loop is held by one change of one of many importers."""
     with TemporaryDirectory() as folder:
         store = Store(Path(folder) / "broker.sqlite")
-        store._db.execute("PRAGMA synchronous = OFF")
+        store.file.db.execute("PRAGMA synchronous = OFF")
         runtime = Runtime(store, HintSender())
         runtime.feed.start()
         _at_once(runtime.put(_named("Export", "feed", {"properties": {"kind": "hot"}})))
@@ -253,7 +253,7 @@ def memory(count: int) -> dict[str, float]:
 def _grown(count: int) -> dict[str, float]:
     rng, index = random.Random(1), IndexMatcher()
     for number in range(KEPT):
-        index.put_export(population.export(rng, number))
+        index.put(population.export(rng, number))
     parse("a == 1")
     gc.collect()
     before = _resident()
@@ -261,7 +261,7 @@ def _grown(count: int) -> dict[str, float]:
     gc.collect()
     between = _resident()
     for import_ in kept:
-        index.put_import(import_)
+        index.put(import_)
     gc.collect()
     after = _resident()
     return {

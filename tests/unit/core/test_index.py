@@ -164,7 +164,7 @@ class IndexAndScan(RuleBasedStateMachine):
         self.held[uid] = export
         self.touched = uid
         for matcher in self.both:
-            matcher.put_export(export)
+            matcher.put(export)
 
     @rule(data=st.data(), uid=st.sampled_from(IMPORT_UIDS))
     def put_import(self, data: st.DataObject, uid: str) -> None:
@@ -172,19 +172,19 @@ class IndexAndScan(RuleBasedStateMachine):
         self.held[uid] = import_
         self.touched = uid
         for matcher in self.both:
-            matcher.put_import(import_)
+            matcher.put(import_)
 
     @rule(uid=st.sampled_from(EXPORT_UIDS))
     def remove_export(self, uid: str) -> None:
         self.held.pop(uid, None)
         for matcher in self.both:
-            matcher.remove_export(uid)
+            matcher.remove("Export", uid)
 
     @rule(uid=st.sampled_from(IMPORT_UIDS))
     def remove_import(self, uid: str) -> None:
         self.held.pop(uid, None)
         for matcher in self.both:
-            matcher.remove_import(uid)
+            matcher.remove("Import", uid)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -197,8 +197,8 @@ class IndexAndScan(RuleBasedStateMachine):
         self.assert_alike(self.touched)
 
     def assert_alike(self, uid: str) -> None:
-        assert self.index.matches_of_export(uid) == self.scan.matches_of_export(uid)
-        assert self.index.matches_of_import(uid) == self.scan.matches_of_import(uid)
+        assert self.index.matches_of("Export", uid) == self.scan.matches_of("Export", uid)
+        assert self.index.matches_of("Import", uid) == self.scan.matches_of("Import", uid)
 
     def teardown(self) -> None:
         """In the end all is answered alike; and a cleared index is as it was made."""
@@ -236,13 +236,13 @@ def test_a_subscription_finds_from_both_sides_what_it_is_true_of(
     sources = [export_of(f"e{n}/p", uid=f"e{n}", properties=p) for n, p in enumerate(offered)]
     for matcher in (index, scan):
         for sink in sinks if imports_first else []:
-            matcher.put_import(sink)
+            matcher.put(sink)
         for source in sources:
-            matcher.put_export(source)
+            matcher.put(source)
         for sink in [] if imports_first else sinks:
-            matcher.put_import(sink)
+            matcher.put(sink)
 
     for source in sources:
-        assert index.matches_of_export(source.uid) == scan.matches_of_export(source.uid)
+        assert index.matches_of("Export", source.uid) == scan.matches_of("Export", source.uid)
     for sink in sinks:
-        assert index.matches_of_import(sink.uid) == scan.matches_of_import(sink.uid)
+        assert index.matches_of("Import", sink.uid) == scan.matches_of("Import", sink.uid)

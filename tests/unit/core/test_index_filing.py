@@ -35,16 +35,16 @@ def alternatives(text: str) -> Alternatives:
 def index_with(*subscriptions: str) -> IndexMatcher:
     index = IndexMatcher()
     for number, text in enumerate(subscriptions):
-        index.put_import(import_of(f"i{number}/p", uid=f"i{number}", subscription=text))
+        index.put(import_of(f"i{number}/p", uid=f"i{number}", subscription=text))
     return index
 
 
 def found(index: IndexMatcher, **properties: Any) -> set[str]:
     export = export_of("e/p", uid="e", properties=properties)
     outcomes = index.outcomes_for(export)
-    index.put_export(export)
-    backwards = {uid for uid in index._imports if "e" in index.matches_of_import(uid)}
-    index.remove_export("e")
+    index.put(export)
+    backwards = {uid for uid in index._imports if "e" in index.matches_of("Import", uid)}
+    index.remove("Export", "e")
     assert backwards == set(outcomes)
     return {uid for uid, outcome in outcomes.items() if isinstance(outcome, Match)}
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_looked_up_is_counted(subscription: str, others: int) -> 
     index = index_with(subscription)
 
     assert index.stats().unindexed == others
-    index.remove_import("i0")
+    index.remove("Import", "i0")
     assert index.stats().unindexed == 0
     assert index.stats().imports == 0
 
@@ -169,14 +169,14 @@ def test_more_than_a_thousand_that_cannot_be_looked_up_are_reported() -> None:
     index = index_with(*(f"price > {number}" for number in range(1000)))
     assert not index.stats().is_crowded
 
-    index.put_import(import_of("more/p", uid="more", subscription="price > 1.5"))
+    index.put(import_of("more/p", uid="more", subscription="price > 1.5"))
 
     assert index.stats().is_crowded
 
 
 def test_imports_that_want_nothing_are_filed_nowhere() -> None:
     index = index_with("", "  ", "a ==")
-    index.put_import(import_of("none/p", uid="none", subscription=None))
+    index.put(import_of("none/p", uid="none", subscription=None))
 
     figures = index.stats()
     assert (figures.imports, figures.entries, figures.unindexed) == (4, 0, 0)
@@ -186,31 +186,31 @@ def test_imports_that_want_nothing_are_filed_nowhere() -> None:
 def test_imports_by_name_are_found_by_their_stream_ids() -> None:
     index = IndexMatcher()
     names = [{"streamId": "s", "applicationName": "app"}, {"streamId": "t"}]
-    index.put_import(import_of("i/p", uid="i", streams=names, subscription=None))
-    index.put_export(export_of("e/p", uid="e", streamId="s", application={"name": "app"}))
-    index.put_export(export_of("f/p", uid="f", streamId="s", application={"name": "other"}))
-    index.put_export(export_of("g/p", uid="g", streamId="t"))
-    index.put_export(export_of("h/p", uid="h", streamId="u"))
+    index.put(import_of("i/p", uid="i", streams=names, subscription=None))
+    index.put(export_of("e/p", uid="e", streamId="s", application={"name": "app"}))
+    index.put(export_of("f/p", uid="f", streamId="s", application={"name": "other"}))
+    index.put(export_of("g/p", uid="g", streamId="t"))
+    index.put(export_of("h/p", uid="h", streamId="u"))
 
-    assert set(index.matches_of_import("i")) == {"e", "g"}
-    assert set(index.matches_of_export("e")) == {"i"}
-    assert index.matches_of_export("f") == {}
-    index.remove_import("i")
-    assert index.matches_of_export("e") == {}
+    assert set(index.matches_of("Import", "i")) == {"e", "g"}
+    assert set(index.matches_of("Export", "e")) == {"i"}
+    assert index.matches_of("Export", "f") == {}
+    index.remove("Import", "i")
+    assert index.matches_of("Export", "e") == {}
 
 
 def test_near_refusals_are_answered_and_others_are_not() -> None:
     index = IndexMatcher()
-    index.put_import(import_of("i/p", uid="i", filter="price > 1.0"))
-    index.put_export(export_of("e/p", uid="e", allowFilter=False))
-    index.put_export(export_of("f/p", uid="f", schema=[{"name": "size", "type": "bigint"}]))
-    index.put_export(export_of("lab/g/0/p", uid="g"))
-    index.put_export(export_of("h/p", uid="h", application={"scope": "Lab"}))
+    index.put(import_of("i/p", uid="i", filter="price > 1.0"))
+    index.put(export_of("e/p", uid="e", allowFilter=False))
+    index.put(export_of("f/p", uid="f", schema=[{"name": "size", "type": "bigint"}]))
+    index.put(export_of("lab/g/0/p", uid="g"))
+    index.put(export_of("h/p", uid="h", application={"scope": "Lab"}))
 
-    outcomes = index.matches_of_import("i")
+    outcomes = index.matches_of("Import", "i")
     reasons = {uid: o.reason for uid, o in outcomes.items() if isinstance(o, NoMatch)}
     assert reasons == {"e": "FilterForbidden", "f": "FilterInvalid"}
-    assert index.matches_of_export("e") == {"i": outcomes["e"]}
+    assert index.matches_of("Export", "e") == {"i": outcomes["e"]}
 
 
 def test_alternatives_are_sets_of_what_can_be_looked_up() -> None:
@@ -234,7 +234,7 @@ def test_too_many_alternatives_are_cut_to_what_fits_and_counted() -> None:
     assert (index.stats().truncated, index.stats().unindexed) == (1, 0)
     assert found(index, kind="x", **{f"a{n}": 1 for n in range(12)}) == {"i0"}
     assert found(index, kind="x", a0=1) == set()
-    index.remove_import("i0")
+    index.remove("Import", "i0")
     assert index.stats().truncated == 0
 
 
@@ -253,10 +253,10 @@ def test_a_value_that_all_share_is_not_what_they_are_filed_under() -> None:
     index = IndexMatcher()
     for n in range(100):
         properties = {"kind": "trade", "live": n % 2 == 0, "id": n, "symbols": [f"S{n % 20}"]}
-        index.put_export(export_of(f"e{n}/p", uid=f"e{n}", properties=properties))
+        index.put(export_of(f"e{n}/p", uid=f"e{n}", properties=properties))
     for n in range(200):
         text = f'kind == "trade" && live && id == {n} && "S{n % 20}" in symbols'
-        index.put_import(import_of(f"i{n}/p", uid=f"i{n}", subscription=text))
+        index.put(import_of(f"i{n}/p", uid=f"i{n}", subscription=text))
 
     (first, row), *others = index._import_index._tables.items()
     assert others == []
@@ -362,13 +362,13 @@ def test_a_thousand_of_each_are_answered_as_by_the_scan() -> None:
             ]
         )
         for matcher in (index, scan):
-            matcher.put_export(export_of(f"e{n}/p", uid=f"e{n}", properties=properties))
-            matcher.put_import(import_of(f"i{n}/p", uid=f"i{n}", subscription=text))
+            matcher.put(export_of(f"e{n}/p", uid=f"e{n}", properties=properties))
+            matcher.put(import_of(f"i{n}/p", uid=f"i{n}", subscription=text))
     for n in range(0, 1000, 2):
         for matcher in (index, scan):
-            matcher.remove_export(f"e{n}")
-            matcher.remove_import(f"i{n + 1}")
+            matcher.remove("Export", f"e{n}")
+            matcher.remove("Import", f"i{n + 1}")
 
     for n in range(1, 1000, 40):
-        assert index.matches_of_export(f"e{n}") == scan.matches_of_export(f"e{n}")
-        assert index.matches_of_import(f"i{n - 1}") == scan.matches_of_import(f"i{n - 1}")
+        assert index.matches_of("Export", f"e{n}") == scan.matches_of("Export", f"e{n}")
+        assert index.matches_of("Import", f"i{n - 1}") == scan.matches_of("Import", f"i{n - 1}")

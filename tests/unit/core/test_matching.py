@@ -168,21 +168,21 @@ def test_a_filter_is_refused_only_if_it_suits_no_export_that_matches() -> None:
 
 def test_the_scan_answers_matches_and_near_refusals_from_both_sides() -> None:
     matcher = ScanMatcher()
-    matcher.put_export(export_of("a/p", uid="a"))
-    matcher.put_export(export_of("b/p", uid="b", allowFilter=False))
-    matcher.put_export(export_of("c/p", uid="c", properties={"kind": "other"}))
-    matcher.put_import(import_of(uid="i", filter="price > 1.0"))
+    matcher.put(export_of("a/p", uid="a"))
+    matcher.put(export_of("b/p", uid="b", allowFilter=False))
+    matcher.put(export_of("c/p", uid="c", properties={"kind": "other"}))
+    matcher.put(import_of(uid="i", filter="price > 1.0"))
 
-    found = matcher.matches_of_import("i")
+    found = matcher.matches_of("Import", "i")
     assert set(found) == {"a", "b"}
-    assert matcher.matches_of_export("a") == {"i": found["a"]}
-    assert matcher.matches_of_export("c") == {}
-    matcher.remove_export("a")
-    matcher.remove_import("nobody")
-    assert set(matcher.matches_of_import("i")) == {"b"}
-    matcher.remove_import("i")
-    assert matcher.matches_of_import("i") == {}
-    assert matcher.matches_of_export("b") == {}
+    assert matcher.matches_of("Export", "a") == {"i": found["a"]}
+    assert matcher.matches_of("Export", "c") == {}
+    matcher.remove("Export", "a")
+    matcher.remove("Import", "nobody")
+    assert set(matcher.matches_of("Import", "i")) == {"b"}
+    matcher.remove("Import", "i")
+    assert matcher.matches_of("Import", "i") == {}
+    assert matcher.matches_of("Export", "b") == {}
 
 
 @settings(deadline=None)
@@ -197,9 +197,9 @@ def test_the_scan_says_what_match_says(
     sources = [export_of(f"e{n}/p", uid=f"e{n}", **spec) for n, spec in enumerate(exports)]
     sinks = [import_of(f"i{n}/p", uid=f"i{n}", **spec) for n, spec in enumerate(imports)]
     for source in sources:
-        matcher.put_export(source)
+        matcher.put(source)
     for sink in sinks:
-        matcher.put_import(sink)
+        matcher.put(sink)
 
     for source in sources:
         expected = {sink.uid: match(source, sink) for sink in sinks}
@@ -208,4 +208,4 @@ def test_the_scan_says_what_match_says(
             for uid, outcome in expected.items()
             if isinstance(outcome, Match) or outcome.reason in NEAR
         }
-        assert matcher.matches_of_export(source.uid) == shown
+        assert matcher.matches_of("Export", source.uid) == shown

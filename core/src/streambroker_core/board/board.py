@@ -282,14 +282,13 @@ class PortChanges:
 
     def _put(self, kind: Kind, uid: str) -> None:
         """Add a resource to the matcher if it is accepted, else remove it."""
-        matcher = self._state.matcher
-        accepted = self._state.ports(kind).get_accepted(uid)
         if kind == "Import":
             self._update_import(uid)
-        if kind == "Export":
-            matcher.remove_export(uid) if accepted is None else matcher.put_export(accepted)
+        accepted = self._state.ports(kind).get_accepted(uid)
+        if accepted is None:
+            self._state.matcher.remove(kind, uid)
         else:
-            matcher.remove_import(uid) if accepted is None else matcher.put_import(accepted)
+            self._state.matcher.put(accepted)
 
     def _set_outcomes(
         self, kind: Kind, resource: Resource | None, outcomes: Outcomes, *, always: bool
@@ -314,14 +313,12 @@ class PortChanges:
         """
         matcher, exports = self._state.matcher, self._state.exports.cache
         most = 2 * len(uids) > len(self._state.imports.cache)
-        if kind == "Export":
-            yield from ((uid, matcher.matches_of_export(uid)) for uid in uids)
-        elif not most or len(uids) * _IMPORT_MATCH_COST < len(exports):
-            yield from ((uid, matcher.matches_of_import(uid)) for uid in uids)
+        if kind == "Export" or not most or len(uids) * _IMPORT_MATCH_COST < len(exports):
+            yield from ((uid, matcher.matches_of(kind, uid)) for uid in uids)
         else:
             found: dict[str, dict[str, MatchResult]] = {}
             for export in exports:
-                for uid, outcome in matcher.matches_of_export(export.uid).items():
+                for uid, outcome in matcher.matches_of("Export", export.uid).items():
                     if uid in uids:
                         found.setdefault(uid, {})[export.uid] = outcome
                 yield None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from streambroker_core.board.events import ResourceChanged, Status, Unreadable
+from streambroker_core.board.events import ResourceChanged, Status
 from streambroker_core.board.resource_cache import ResourceCache
 from streambroker_core.board.views import ACCEPTED, unreadable_status, with_rejected
 from streambroker_core.cep.rules.validate import find_document_problem
@@ -120,14 +120,6 @@ class RuleIndex:
         """Return the rule that holds an id."""
         rivals = self._of_job.get(key[:2], {}).get(key.id)
         return rivals[0] if rivals else None
-
-    def get(self, uid: str) -> Rule | None:
-        """Return a rule by its uid."""
-        return self.cache.get(uid)
-
-    def unreadable(self, uid: str) -> Unreadable | None:
-        """Return an unreadable rule by its uid."""
-        return self.cache.unreadable(uid)
 
     def status(self, uid: str) -> Status | None:
         """Return the status of a rule; None if it does not exist."""

@@ -291,7 +291,7 @@ def _routes_after(
     matcher = IndexMatcher()
     for export in exports.values():
         if isinstance(export, Export):
-            matcher.put_export(export)
+            matcher.put(export)
     for import_ in imports.values():
         watch(len(routes))
         if isinstance(import_, Import):

@@ -26,7 +26,7 @@ from streambroker_core.matching.property_conditions import (
     to_alternatives,
 )
 from streambroker_core.matching.scan import IndexStats
-from streambroker_core.model import Export, Import, Resource
+from streambroker_core.model import Export, Import, Kind, Resource
 
 _MAX_PREPARED = 256
 
@@ -45,42 +45,38 @@ class IndexMatcher:
         self._truncated_count = 0
         self._last_export: tuple[Export | None, Facts] = (None, {})
 
-    def put_export(self, export: Export) -> None:
-        """Add or replace an Export."""
-        self._last_export = export, self._export_index.put(export)
-
-    def remove_export(self, uid: str) -> None:
-        """Remove an Export; an unknown one changes nothing."""
-        self._export_index.remove(uid)
-
-    def put_import(self, import_: Import) -> None:
-        """Add or replace an Import."""
-        self.remove_import(import_.uid)
-        subscription = _subscription(import_)
+    def put(self, resource: Resource) -> None:
+        """Add or replace a resource."""
+        if isinstance(resource, Export):
+            self._last_export = resource, self._export_index.put(resource)
+            return
+        self.remove("Import", resource.uid)
+        subscription = _subscription(resource)
         if subscription is None:
-            indexed = IndexedImport(import_, None, ())
+            indexed = IndexedImport(resource, None, ())
             self._import_index.add_by_name(indexed)
         else:
-            indexed = IndexedImport(import_, subscription.code, subscription.literals)
+            indexed = IndexedImport(resource, subscription.code, subscription.literals)
             indexed.is_truncated = subscription.alternatives.is_truncated
             self._import_index.add(indexed, subscription.alternatives.items)
         self._truncated_count += indexed.is_truncated
-        self._imports[import_.uid] = indexed
+        self._imports[resource.uid] = indexed
 
-    def remove_import(self, uid: str) -> None:
-        """Remove an Import; an unknown one changes nothing."""
+    def remove(self, kind: Kind, uid: str) -> None:
+        """Remove a resource; an unknown one changes nothing."""
+        if kind == "Export":
+            self._export_index.remove(uid)
+            return
         indexed = self._imports.pop(uid, None)
         if indexed is not None:
             self._truncated_count -= indexed.is_truncated
             self._import_index.remove(indexed)
 
-    def matches_of_export(self, uid: str) -> Mapping[str, MatchResult]:
-        """Return outcomes by the Import's uid; empty for an unknown Export."""
-        export = self._export_index.exports.get(uid)
-        return {} if export is None else self._match_export(export)
-
-    def matches_of_import(self, uid: str) -> Mapping[str, MatchResult]:
-        """Return outcomes by the Export's uid; empty for an unknown Import."""
+    def matches_of(self, kind: Kind, uid: str) -> Mapping[str, MatchResult]:
+        """Return outcomes by the other side's uid; empty for an unknown resource."""
+        if kind == "Export":
+            export = self._export_index.exports.get(uid)
+            return {} if export is None else self._match_export(export)
         indexed = self._imports.get(uid)
         return {} if indexed is None else self._match_import(indexed.import_)
 

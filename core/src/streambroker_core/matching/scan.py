@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from streambroker_core.matching.decide import MatchResult, is_near, match
-from streambroker_core.model import Export, Import, Resource
+from streambroker_core.model import Export, Import, Kind, Resource
 
 MANY_UNINDEXED = 1000
 """Number of unindexed subscriptions above which each new Export is noticeably slow."""
@@ -43,23 +43,14 @@ class Matcher(Protocol):
     near misses (`NEAR`).
     """
 
-    def put_export(self, export: Export) -> None:
-        """Add or replace an Export."""
+    def put(self, resource: Resource) -> None:
+        """Add or replace a resource."""
 
-    def remove_export(self, uid: str) -> None:
-        """Remove an Export; an unknown one changes nothing."""
+    def remove(self, kind: Kind, uid: str) -> None:
+        """Remove a resource; an unknown one changes nothing."""
 
-    def put_import(self, import_: Import) -> None:
-        """Add or replace an Import."""
-
-    def remove_import(self, uid: str) -> None:
-        """Remove an Import; an unknown one changes nothing."""
-
-    def matches_of_export(self, uid: str) -> Mapping[str, MatchResult]:
-        """Return outcomes by the Import's uid; empty for an unknown Export."""
-
-    def matches_of_import(self, uid: str) -> Mapping[str, MatchResult]:
-        """Return outcomes by the Export's uid; empty for an unknown Import."""
+    def matches_of(self, kind: Kind, uid: str) -> Mapping[str, MatchResult]:
+        """Return outcomes by the other side's uid; empty for an unknown resource."""
 
     def outcomes_for(self, resource: Resource) -> Mapping[str, MatchResult]:
         """Return the outcomes a resource has or would have; its uid is ignored.
@@ -78,35 +69,21 @@ class ScanMatcher:
         self._exports: dict[str, Export] = {}
         self._imports: dict[str, Import] = {}
 
-    def put_export(self, export: Export) -> None:
-        """Add or replace an Export."""
-        self._exports[export.uid] = export
+    def put(self, resource: Resource) -> None:
+        """Add or replace a resource."""
+        if isinstance(resource, Export):
+            self._exports[resource.uid] = resource
+        else:
+            self._imports[resource.uid] = resource
 
-    def remove_export(self, uid: str) -> None:
-        """Remove an Export; an unknown one changes nothing."""
-        self._exports.pop(uid, None)
+    def remove(self, kind: Kind, uid: str) -> None:
+        """Remove a resource; an unknown one changes nothing."""
+        (self._exports if kind == "Export" else self._imports).pop(uid, None)
 
-    def put_import(self, import_: Import) -> None:
-        """Add or replace an Import."""
-        self._imports[import_.uid] = import_
-
-    def remove_import(self, uid: str) -> None:
-        """Remove an Import; an unknown one changes nothing."""
-        self._imports.pop(uid, None)
-
-    def matches_of_export(self, uid: str) -> Mapping[str, MatchResult]:
-        """Return outcomes by the Import's uid; empty for an unknown Export."""
-        export = self._exports.get(uid)
-        if export is None:
-            return {}
-        return self.outcomes_for(export)
-
-    def matches_of_import(self, uid: str) -> Mapping[str, MatchResult]:
-        """Return outcomes by the Export's uid; empty for an unknown Import."""
-        import_ = self._imports.get(uid)
-        if import_ is None:
-            return {}
-        return self.outcomes_for(import_)
+    def matches_of(self, kind: Kind, uid: str) -> Mapping[str, MatchResult]:
+        """Return outcomes by the other side's uid; empty for an unknown resource."""
+        resource = (self._exports if kind == "Export" else self._imports).get(uid)
+        return {} if resource is None else self.outcomes_for(resource)
 
     def outcomes_for(self, resource: Resource) -> Mapping[str, MatchResult]:
         """Return the outcomes a resource has or would have."""

@@ -173,7 +173,7 @@ class RuleReconciler:
     def build(self, name: Name) -> StatusWrite | None:
         """Return the status to write; None if it is up to date or the rule is gone."""
         uid = name[1]
-        rule, unreadable = self._rules.get(uid), self._rules.unreadable(uid)
+        rule, unreadable = self._rules.cache.get(uid), self._rules.cache.unreadable(uid)
         status: Status | None = None
         reported: RuleStatus | None = None
         if unreadable is not None:
@@ -241,7 +241,7 @@ class RuleReconciler:
 
     def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
         """Handle the rule that the API server returned after a write."""
-        current = self._rules.get(write.uid) or self._rules.unreadable(write.uid)
+        current = self._rules.cache.get(write.uid) or self._rules.cache.unreadable(write.uid)
         if current is not None and self._published.on_written((RULE, write.uid), answer):
             self._on_written(write)
 
