@@ -19,6 +19,7 @@ from pe_agent.filters import compile_filter
 from streambroker_core.cep import Pattern, PatternError, RunError, Skip, compile_pattern
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
 from streambroker_core.cep.nfa.matcher import Matcher
+from streambroker_core.cep.nfa.nfa import FINAL
 from streambroker_core.cep.operator import PatternOperator
 from streambroker_core.cep.pattern.match_buffer import Event, list_chain
 from streambroker_core.cep.pattern.rule import PatternProcessor
@@ -229,7 +230,7 @@ def _run_compile(case: dict[str, Any]) -> str | None:
     if window is not None and automaton.window != window * MS:
         return f"window {automaton.window}, expected {window} ms"
     empty = case.get("expected_can_match_empty")
-    if empty is not None and automaton.can_be_empty() != empty:
+    if empty is not None and (FINAL in automaton.closure(automaton.start)) != empty:
         return f"can match nothing: {not empty}, expected {empty}"
     return None
 

@@ -29,11 +29,6 @@ class Guard(NamedTuple):
         """Return whether the guard holds for condition bits."""
         return bits & self.need == self.need and not bits & self.deny
 
-    def combine(self, other: Guard) -> Guard | None:
-        """Return the conjunction of two guards, or None if they contradict each other."""
-        need, deny = self.need | other.need, self.deny | other.deny
-        return None if need & deny else Guard(need, deny)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
@@ -155,10 +150,6 @@ class Nfa:
         if decision is None:
             decision = self.decisions[state][bits] = self._decide(state, bits)
         return decision
-
-    def can_be_empty(self) -> bool:
-        """Return whether every stage is optional. An empty match is never reported."""
-        return FINAL in self.closure(self.start)
 
     def shortest_timeout(self) -> int:
         """Return the shortest time after which time may end a run; 0 for never."""

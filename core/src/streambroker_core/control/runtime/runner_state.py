@@ -32,9 +32,6 @@ VERSION = 2
 RUNNER_PREFIX = "~"
 _META, _WAITING, _CLOCK = "~meta", "~waiting", "~clock"
 
-WaitingControl = tuple[str, ControlTuple]
-"""A port and a tuple that waits at it for its time."""
-
 
 class OperatorBlobs(Mapping[str, bytes]):
     """The operator's part of a bucket's blobs."""
