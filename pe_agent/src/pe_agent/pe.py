@@ -21,12 +21,13 @@ from pe_agent.job.view_cache import ViewCache
 from pe_agent.streams import subscribe as subscribing
 from pe_agent.transport import agent_tls, tokens
 from pe_agent.transport import broker_trust as tls
-from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.broker_client import BrokerClient
 from pe_agent.transport.broker_trust import BrokerTrust, TrustError
 from pe_agent.transport.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, PeKey
+from streambroker_core.wire.agent_rpc.job import GetStatus, GetView
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -195,7 +196,7 @@ class PE:
         self._shard_agents = shard_agents
         self.imports: dict[str, ImportPort] = PortsByName("import", "subscribe")
         self.exports: dict[str, ExportPort] = PortsByName("export", "publish")
-        self.view_cache = ViewCache(lambda: self.agent.call("view", timeout=2.0)["view"])
+        self.view_cache = ViewCache(lambda: send(self.agent, GetView(), timeout=2.0).view)
         self.stopped = threading.Event()
         self.context = JobContext(
             key=key,
@@ -266,12 +267,11 @@ class PE:
 
     def view(self) -> dict[str, Any] | None:
         """Return the agent's route table as it is now, None while none is known."""
-        view: dict[str, Any] | None = self.agent.call("view")["view"]
-        return view
+        return send(self.agent, GetView()).view
 
     def status(self) -> dict[str, Any]:
         """Return the agent's metrics: streams, readers, deliveries, unreachable agents."""
-        return self.agent.call("status")
+        return send(self.agent, GetStatus())
 
     def on_beat(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` about twice a second while the agent answers."""

@@ -29,7 +29,7 @@ def job_actions(agent: Agent) -> Actions:
     actions.on(job.QueryBegin, imports.begin_query)
     actions.on(job.QueryEnd, imports.queries.end)
     actions.on(job.Declare, agent.declare)
-    actions.on(job.GetSchema, agent.view_queries.find_schema)
+    actions.on(reader.GetSchema, agent.view_queries.find_schema)
     actions.on(job.GetView, agent.view_queries.wait_for_view)
     actions.on(job.GetStatus, lambda _: agent.status())
     actions.on(job.DriverRenew, lambda _: agent.renew_driver())

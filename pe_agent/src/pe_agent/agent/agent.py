@@ -34,9 +34,7 @@ from pe_agent.log.scrub import Scrub
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import PeKey, PortKey, pe_of
-from streambroker_core.wire.agent_rpc.job import (
-    Declare,
-)
+from streambroker_core.wire.agent_rpc.job import Declare
 from streambroker_core.wire.broker.view import View
 
 log = logging.getLogger("pe_agent")

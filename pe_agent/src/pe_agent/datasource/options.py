@@ -16,7 +16,7 @@ from streambroker_core.control.runtime.buckets import MAX_BUCKETS
 from streambroker_core.control.runtime.packing import RANK_BITS
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model.schema import Column, to_ddl
-from streambroker_core.wire.agent_rpc.job import GetSchema
+from streambroker_core.wire.agent_rpc.reader import GetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

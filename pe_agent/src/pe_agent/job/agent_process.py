@@ -16,12 +16,13 @@ from pe_agent.agent.reports import log_file as own_log
 from pe_agent.agent.state.recovery_progress import ProgressTimeout, describe_progress, read_progress
 from pe_agent.job.agent_log import AgentLogForwarder, is_forwarding
 from pe_agent.transport import agent_tls, tokens
-from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from pe_agent.transport.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import PeKey
+from streambroker_core.wire.agent_rpc.job import DriverRenew, GetStatus, Stop
 
 log = logging.getLogger("pe_agent")
 
@@ -133,7 +134,7 @@ class AgentProcess:
             return None
         client = AgentClient(address["location"], address["token"], self.trust)
         try:
-            pe = client.call("status", timeout=2.0)["pe"]
+            pe = send(client, GetStatus(), timeout=2.0)["pe"]
         except StreambrokerError as error:
             self._adopt_error = f"It cannot be adopted: {error}"
             return None
@@ -213,7 +214,7 @@ class AgentProcess:
             return None
         client = AgentClient(address["location"], address["token"], self.trust)
         try:
-            client.call("status", timeout=5.0)
+            send(client, GetStatus(), timeout=5.0)
         except AgentUnreachableError:
             return None
         return client
@@ -225,7 +226,7 @@ class AgentProcess:
             try:
                 if self._log_forwarder is not None:
                     self._log_forwarder.copy()
-                self.client.call("driver.renew", timeout=2.0)
+                send(self.client, DriverRenew(), timeout=2.0)
                 failures = 0
                 for callback in list(self.beat_callbacks):
                     callback()
@@ -265,7 +266,7 @@ class AgentProcess:
 
     def _end_agent(self) -> None:
         try:
-            self.client.call("stop", timeout=2.0)
+            send(self.client, Stop(), timeout=2.0)
         except StreambrokerError as error:
             log.info("cannot send the agent the command to stop: %s", error)
         deadline = time.monotonic() + STOP_SECONDS

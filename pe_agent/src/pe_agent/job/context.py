@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pe_agent.transport.agent_client import send
 from pe_agent.transport.broker_client import BrokerClient, BrokerUnavailableError
 from streambroker_core.model import Kind, PeKey, PortKey
+from streambroker_core.wire.agent_rpc.job import Declare
 from streambroker_core.wire.manifests.ports import read_spec, write_spec
 
 if TYPE_CHECKING:
@@ -83,8 +85,7 @@ class JobContext:
                 spec["schema"] = schema
             written = write_spec(read_spec(_KINDS[kind], spec, key=key))
             spec = {name: written.get(name, value) for name, value in spec.items()}
-        self.agent.call(
-            "declare",
+        declare = Declare(
             kind=kind,
             port=port,
             spec=spec or None,
@@ -92,6 +93,7 @@ class JobContext:
             redeclare=redeclare,
             owner=self.owner,
         )
+        send(self.agent, declare)
 
 
 class Job(Protocol):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pe_agent.job.context import JobContext
+from pe_agent.transport.agent_client import send
 from pe_agent.transport.broker_client import (
     BrokerAnswer,
     BrokerRefusedError,
@@ -17,6 +18,7 @@ from pe_agent.transport.broker_client import (
     pe_path,
 )
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.agent_rpc.job import GetStatus
 
 DECLARE_WAIT_SECONDS = 5.0
 """How long a request waits until the broker has a port that the job has declared."""
@@ -135,7 +137,7 @@ class PortClient:
 
     def _is_declared(self) -> bool:
         try:
-            return f"{self.kind}/{self.name}" in self._job.agent.call("status")["declarations"]
+            return f"{self.kind}/{self.name}" in send(self._job.agent, GetStatus())["declarations"]
         except StreambrokerError:
             return False
 

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pe_agent.job.context import JobContext
 from pe_agent.job.expression_errors import mark_expression_errors
 from pe_agent.job.port_client import PortClient
+from pe_agent.transport.agent_client import send
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
 from streambroker_core.matching import canonical_filter
 from streambroker_core.model.properties import normalise
+from streambroker_core.wire.agent_rpc.job import GetStatus, GetView
+from streambroker_core.wire.agent_rpc.publisher import PublisherFinish
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -141,15 +144,16 @@ class _Port:
         ended = threading.Event()
 
         def follow() -> None:
-            seen, last = "", None
+            seen: str | None = ""
+            last = None
             while not (ended.is_set() or self._job.stopped.is_set()):
                 try:
-                    answer = self._job.agent.call("view", seen=seen, wait=1.0)
+                    answer = send(self._job.agent, GetView(seen=seen, wait=1.0))
                 except StreambrokerError:
                     ended.wait(0.5)
                     continue
-                seen = answer["version"]
-                ports = (answer["view"] or {}).get(f"{self.kind}s", {})
+                seen = answer.version
+                ports = (answer.view or {}).get(f"{self.kind}s", {})
                 routes = ports.get(self.name, {}).get("routes", [])
                 if routes != last:
                     last = routes
@@ -272,7 +276,7 @@ class ImportPort(_Port):
         return all(p.get("generation", 0) >= generation for p in self._pinned_by_reader().values())
 
     def _pinned_by_reader(self) -> dict[str, Any]:
-        readers = self._job.agent.call("status")["imports"]["readers"]
+        readers = send(self._job.agent, GetStatus())["imports"]["readers"]
         return {
             id_: r["pinned"]
             for id_, r in readers.items()
@@ -319,7 +323,7 @@ class ExportPort(_Port):
                 " (awaitTermination), then finish."
             )
         query, run = self._query_and_run
-        self._job.agent.call("publisher.finish", export=self.name, query=query, run=run)
+        send(self._job.agent, PublisherFinish(export=self.name, query=query, run=run))
 
     @property
     def properties(self) -> dict[str, Any] | None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_client import AgentClient, send
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.agent_rpc.job import QueryBegin, QueryEnd, SidesRunning
+from streambroker_core.wire.agent_rpc.publisher import PublisherRenew, PublisherRenounce
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -108,15 +110,15 @@ class QueryMonitor:
 
     def _renew(self, running: RunningQuery) -> None:
         for port in running.ports:
-            self._agent().call("publisher.renew", export=port, query=running.id)
+            send(self._agent(), PublisherRenew(export=port, query=running.id))
         if time.monotonic() >= running.reported_at + REPORT_SECONDS:
             self._report(running)
 
     def _report_end(self, running: RunningQuery) -> None:
         if running.sources.frames:
-            self._agent().call("query.end", query=running.id, run=running.run_id)
+            send(self._agent(), QueryEnd(query=running.id, run=running.run_id))
         for port in running.ports:
-            self._agent().call("publisher.renounce", export=port, query=running.id)
+            send(self._agent(), PublisherRenounce(export=port, query=running.id))
 
     def _report(self, running: RunningQuery) -> None:
         ended = self._report_begin(running.id, running.run_id, running.ports, running.sources)
@@ -129,24 +131,24 @@ class QueryMonitor:
         self, id_: str | None, run: str | None, ports: tuple[str, ...], sources: Sources
     ) -> bool:
         """Report to the agent; return whether all that the query reads has ended and is read."""
-        answer: Mapping[str, Any] = {}
-        if sources.frames:
-            answer = self._agent().call(
-                "query.begin",
-                query=id_,
-                run=run,
-                exports=list(ports),
-                frames=list(sources.frames),
-                foreign=sources.has_foreign,
-            )
-        return bool(answer.get("ended"))
+        if not sources.frames:
+            return False
+        begin = QueryBegin(
+            query=id_,
+            run=run,
+            exports=list(ports),
+            frames=list(sources.frames),
+            foreign=sources.has_foreign,
+        )
+        return send(self._agent(), begin).ended
 
     def _discover_queries(self) -> None:
         """Add the queries of the session that read imports of this PE into other sinks."""
         known = {r.run_id for r in self._running}
         active = {str(q.runId): q for q in self._spark.streams.active}
         if self.reports_running:
-            self._agent().call("sides.running", queries=sorted(str(q.id) for q in active.values()))
+            running = SidesRunning(queries=sorted(str(q.id) for q in active.values()))
+            send(self._agent(), running)
         self._foreign_runs &= set(active)
         for run in active.keys() - known - self._foreign_runs:
             query: Any = active[run]

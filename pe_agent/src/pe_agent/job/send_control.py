@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pe_agent.job.context import Job
+from pe_agent.transport.agent_client import send
 from streambroker_core.control.tuples import (
     ALL_TARGETS,
     ControlError,
@@ -20,6 +21,12 @@ from streambroker_core.control.tuples import (
 from streambroker_core.control.tuples.envelope import encode_target
 from streambroker_core.control.tuples.payloads import encode
 from streambroker_core.control.tuples.request import parse_control_request
+from streambroker_core.wire.agent_rpc.job import (
+    ControlAppend,
+    ControlEntry,
+    ExportEmit,
+    ExportEmitted,
+)
 
 POLL_SECONDS = 0.1
 
@@ -86,14 +93,14 @@ def emit_control(
         AgentRefusedError: the export is not known, or full.
     """
     job = pe.context
-    answer = job.agent.call(
-        "export.emit",
+    emit = ExportEmit(
         export=port,
         request=request or secrets.token_hex(16),
         what=_build_request(payload, delivery, at, target),
     )
-    seq = answer["seq"]
-    return SentControl(answer, lambda: job.agent.call("export.emitted", export=port, seq=seq))
+    answer = send(job.agent, emit)
+    emitted = ExportEmitted(export=port, seq=answer["seq"])
+    return SentControl(answer, lambda: send(job.agent, emitted))
 
 
 def send_control(
@@ -133,13 +140,13 @@ def send_control(
             )
         target = replace(target, operator=operator)
     job = pe.context
-    answer = job.agent.call(
-        "control.append",
+    append = ControlAppend(
         request=request or secrets.token_hex(16),
         what=_build_request(payload, delivery, at, target),
     )
-    seq = answer["seq"]
-    return SentControl(answer, lambda: job.agent.call("control.entry", seq=seq))
+    answer = send(job.agent, append)
+    entry = ControlEntry(seq=answer["seq"])
+    return SentControl(answer, lambda: send(job.agent, entry))
 
 
 def _build_request(

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pe_agent.job.agent_process import AgentProcess
-from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_client import AgentClient, send
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import PeKey
+from streambroker_core.wire.agent_rpc.job import GetStatus
+from streambroker_core.wire.agent_rpc.publisher import AgentAddress
+from streambroker_core.wire.agent_rpc.stages import SetShardAgents
 
 MAX_AGENTS = 64
 """Maximum number of agents of one job."""
@@ -59,7 +62,7 @@ class ShardAgentProcesses:
         try:
             for number in range(1, count + 1):
                 self.processes.append(start(number))
-            if count or remote or publisher.client.call("status").get("fellows"):
+            if count or remote or send(publisher.client, GetStatus()).get("fellows"):
                 self.report()
                 publisher.beat_callbacks.append(self.report)
         except BaseException:
@@ -74,10 +77,10 @@ class ShardAgentProcesses:
             return
         started = {str(p.pe): p.client for p in self.processes}
         agents = [
-            {"pe": pe, "location": client.location, "token": client.token}
+            AgentAddress(pe=pe, location=client.location, token=client.token)
             for pe, client in {**started, **self._remote}.items()
         ]
-        self._publisher.client.call("fellows", agents=agents)
+        send(self._publisher.client, SetShardAgents(agents=agents))
         self._reported = current
 
     def stop(self, *, end_agent: bool) -> None:
@@ -89,7 +92,7 @@ class ShardAgentProcesses:
 def _remote_by_pe(publisher_pe: PeKey, remote: Sequence[AgentClient]) -> dict[str, AgentClient]:
     by_pe: dict[str, AgentClient] = {}
     for client in remote:
-        pe = PeKey.parse(client.call("status")["pe"])
+        pe = PeKey.parse(send(client, GetStatus())["pe"])
         if (pe.namespace, pe.job) != (publisher_pe.namespace, publisher_pe.job) or str(pe) in {
             str(publisher_pe),
             *by_pe,

@@ -254,7 +254,7 @@ class Caller(Protocol):
         """Perform an action and return its response."""
 
 
-def send(caller: Caller, request: Request[R], *, timeout: float = 10.0) -> R:
+def send(caller: Caller, request: Request[R], *, timeout: float | None = None) -> R:
     """Send a request and return its response; raise as :meth:`AgentClient.call` does."""
-    response = caller.call(request.action, timeout=timeout, **to_json(request))
-    return decode_response(type(request), response)
+    limit: dict[str, float] = {} if timeout is None else {"timeout": timeout}
+    return decode_response(type(request), caller.call(request.action, **limit, **to_json(request)))

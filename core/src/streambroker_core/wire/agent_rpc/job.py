@@ -31,22 +31,6 @@ class Declare(Request[None]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportSchema:
-    """Columns of an import as DDL, None while they are unknown."""
-
-    ddl: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetSchema(Request[ImportSchema]):
-    """Ask for the columns of an import; wait up to ``wait`` seconds for them."""
-
-    action: ClassVar[str] = "schema"
-    port: str
-    wait: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentView:
     """The agent's view and its version, None while there is none."""
 

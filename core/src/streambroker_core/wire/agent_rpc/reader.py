@@ -187,3 +187,19 @@ class ReaderWhere(Request[Located]):
     stream: str
     reader: str
     agent: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportSchema:
+    """Columns of an import as DDL, None while they are unknown."""
+
+    ddl: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetSchema(Request[ImportSchema]):
+    """Ask for the columns of an import; wait up to ``wait`` seconds for them."""
+
+    action: ClassVar[str] = "schema"
+    port: str
+    wait: float

@@ -6,7 +6,8 @@ from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store
 from streambroker_core.model.schema import to_ddl
-from streambroker_core.wire.agent_rpc.job import CurrentView, GetSchema, GetView, ImportSchema
+from streambroker_core.wire.agent_rpc.job import CurrentView, GetView
+from streambroker_core.wire.agent_rpc.reader import GetSchema, ImportSchema
 from streambroker_core.wire.broker.view import View, encode
 
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pe_agent.cep.discovery.discoverer import DiscoveryError, Wanted
 from pe_agent.cep.discovery.manager import PatternProcessorManager
 from pe_agent.cep.rule_progress import RuleReport
+from pe_agent.transport.agent_client import send
 from streambroker_core.cep.rules.rule_set import UnreadableRule
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.agent_rpc.job import CurrentRules, RulesLeave, RulesReport, RulesWanted
 
 if TYPE_CHECKING:
     from pe_agent.job.context import Job
@@ -69,11 +71,11 @@ class BrokerDiscoverer:
         try:
             for _ in range(tries):
                 answer = self._fetch_rules(min(WAIT_SECONDS, self._timeout))
-                if answer["rules"] is not None:
+                if answer.rules is not None:
                     # Rules enabled before now are enabled when updates are watched.
-                    self._handled_counts = dict(answer["enabled"])
+                    self._handled_counts = dict(answer.enabled)
                     self._reporter.start()
-                    return self._accept_rules(answer)
+                    return self._accept_rules(answer.digest, answer.rules)
         except StreambrokerError as error:
             raise DiscoveryError(f"cannot get the rules from the agent: {error}") from error
         raise DiscoveryError(
@@ -88,10 +90,11 @@ class BrokerDiscoverer:
         while not self._closed.is_set():
             try:
                 answer = self._fetch_rules(WAIT_SECONDS)
-                if answer["rules"] is not None:
-                    manager.on_pattern_processors_updated(self._accept_rules(answer))
+                if answer.rules is not None:
+                    rules = self._accept_rules(answer.digest, answer.rules)
+                    manager.on_pattern_processors_updated(rules)
                     self._enable_all(manager)
-                self._on_answer(broker_away=bool(answer.get("away")))
+                self._on_answer(broker_away=answer.away)
                 retry_seconds = RETRY_SECONDS
             except Exception as error:  # the rules stay, whatever the error
                 self._set_problem(f"{type(error).__name__}: {error}")
@@ -106,26 +109,22 @@ class BrokerDiscoverer:
         if self._reporter.is_alive():
             self._reporter.join(REPORT_TIMEOUT_SECONDS)
         try:
-            self._agent().call("rules.leave", timeout=2.0, discoverer=self._name)
+            send(self._agent(), RulesLeave(discoverer=self._name), timeout=2.0)
         except StreambrokerError as error:
             log.debug("cannot notify the agent that this discoverer has left: %s", error)
 
     # ---- rules -----------------------------------------------------------
 
-    def _fetch_rules(self, wait: float) -> dict[str, Any]:
-        return self._agent().call(
-            "rules.wanted",
-            timeout=wait + 5.0,
-            discoverer=self._name,
-            query=self._query,
-            known=self._digest,
-            wait=wait,
+    def _fetch_rules(self, wait: float) -> CurrentRules:
+        request = RulesWanted(
+            discoverer=self._name, query=self._query, known=self._digest, wait=wait
         )
+        return send(self._agent(), request, timeout=wait + 5.0)
 
-    def _accept_rules(self, answer: Mapping[str, Any]) -> Wanted:
-        self._digest = answer["digest"]
-        self._enable_counts = {rule["id"]: rule["enable"] for rule in answer["rules"]}
-        return [_parse_rule(rule) for rule in answer["rules"]]
+    def _accept_rules(self, digest: str | None, rules: Sequence[dict[str, Any]]) -> Wanted:
+        self._digest = digest
+        self._enable_counts = {rule["id"]: rule["enable"] for rule in rules}
+        return [_parse_rule(rule) for rule in rules]
 
     def _enable_all(self, manager: PatternProcessorManager) -> None:
         """Enable rules whose enable count has changed since the last call."""
@@ -180,14 +179,10 @@ class BrokerDiscoverer:
         self, reports: Sequence[RuleReport] | None, handled: Mapping[str, int]
     ) -> None:
         rules = {each.rule: each.document() for each in reports or ()}
-        self._agent().call(
-            "rules.report",
-            timeout=REPORT_TIMEOUT_SECONDS,
-            discoverer=self._name,
-            query=self._query,
-            rules=rules,
-            enabled=dict(handled),
+        request = RulesReport(
+            discoverer=self._name, query=self._query, rules=rules, enabled=dict(handled)
         )
+        send(self._agent(), request, timeout=REPORT_TIMEOUT_SECONDS)
 
 
 def _parse_rule(rule: Mapping[str, Any]) -> Any:
