@@ -35,6 +35,7 @@ class Agent:
 class Fake:
     def __init__(self) -> None:
         self.agent = Agent()
+        self.context = self
 
 
 @pytest.fixture
