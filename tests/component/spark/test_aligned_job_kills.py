@@ -10,7 +10,7 @@ import pytest
 
 from support.driver import aligned_jobs
 from support.driver.aligned_jobs import WINDOWS
-from support.driver.start import start
+from support.driver.process import run_driver
 from support.processes.jobs import Broker, end_agent
 from support.spark.session import Session
 
@@ -35,16 +35,14 @@ def run(role: str, folder: Path, broker: str, kills: list[int | str]) -> None:
         role: which job.
         folder: its folder.
         broker: of both jobs.
-        kills: values of rows, at which its operator kills the driver, or steps of ``cut_points``.
+        kills: values of rows, at which its operator kills the driver, or steps of the protocol.
     """
     (folder / "values").write_text(json.dumps([kill for kill in kills if isinstance(kill, int)]))
     cuts = folder.parent / "cuts" if any(isinstance(kill, str) for kill in kills) else None
-    arguments = ("support.driver.aligned_jobs", folder, role, broker)
     for kill in kills:
         step = kill if isinstance(kill, str) else None
-        found = start(*arguments, cuts=cuts, step=step)
-        assert found == -9, f"not killed at {kill}: {(folder / 'said').read_text()[-4000:]}"
-    assert start(*arguments, cuts=cuts) == 0, (folder / "said").read_text()[-4000:]
+        run_driver("aligned_jobs", folder, role, broker, killed=True, cuts=cuts, step=step)
+    run_driver("aligned_jobs", folder, role, broker, cuts=cuts)
 
 
 def imported(folder: Path) -> list[list[int]]:

@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 
-from support.driver.start import start
-
-DRIVER = "support.driver.aligned"
-
+from support.driver.process import run_driver
 
 Windows = dict[int, list[list[list[Any]]]]
 """Rows and applied control tuples by window."""
 
 
 def applied(window: int, delivery: str) -> list[list[Any]]:
-    """Return what is told of the tuple of a window, which each bucket has let go on."""
+    """Return what is reported of the tuple of a window, which each bucket has let go on."""
     tuple_ = [f"S.0/{window + 1}/0", "SetFactor", delivery, True]
     return [["multiply", bucket, window, "in", *tuple_] for bucket in range(3)]
 
@@ -34,7 +31,7 @@ CALM: Windows = {
 
 
 def written(folder: Path, what: str = "out") -> Windows:
-    """Return what the sink was given; ``is_republished`` for what it was given once more."""
+    """Return what the sink was given; ``again`` for what it was given once more."""
     query = json.loads((folder / "ck" / "metadata").read_text())["id"]
     found = {
         int(path.stem): json.loads(path.read_text().replace(query, "q"))
@@ -48,8 +45,8 @@ def killed(folder: Path, middle: Sequence[int], behind: Sequence[int] = ()) -> W
     folder.mkdir()
     (folder / "kills").write_text(json.dumps({"middle": middle, "behind": behind}))
     for turn, _ in enumerate([*middle, *behind]):
-        assert start(DRIVER, folder, 1 + turn) == -9
-    assert start(DRIVER, folder, 2) == 0, (folder / "said").read_text()[-4000:]
+        run_driver("aligned", folder, 1 + turn, killed=True)
+    run_driver("aligned", folder, 2)
     return written(folder)
 
 
@@ -84,9 +81,9 @@ def test_a_kill_beside_the_moment_in_which_a_file_is_named_leaves_it_whole(
     tmp_path: Path, when: str, name: str
 ) -> None:
     """A-27: the sink renames a file again, or for the first time, when its window comes again."""
-    assert start("support.driver.aligned_files", tmp_path, when, name) == -9
+    run_driver("aligned_files", tmp_path, when, name, killed=True)
     assert (tmp_path / "out" / name).exists() == (when == "behind")
-    assert start("support.driver.aligned_files", tmp_path, when, name) == 0
+    run_driver("aligned_files", tmp_path, when, name)
     found = json.loads((tmp_path / "found").read_text())
     assert found == {"f1": ["A", "B", "C"], "f2": ["D"], "f3": ["E", "F"]}
     assert not list((tmp_path / "out").glob(".*"))

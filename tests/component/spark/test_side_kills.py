@@ -12,14 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from support.driver.side_table import put_rates
-from support.driver.side_table import run as run_with_table
-from support.driver.start import start
+from support.driver import side_table
+from support.driver.process import run_driver
 from support.sides.cases import Case, load
+from support.sides.feeds import put_rates
 from support.sides.spark import Seen, write
 
-DRIVER = "support.driver.sides"
-TABLE_DRIVER = "support.driver.side_table"
 BUCKETS = 3
 CASES = {case["id"]: case for case in load()}
 
@@ -33,8 +31,8 @@ def run(folder: Path, case: Case, pieces: int | None, kills: list[int]) -> dict[
     write(folder / "in", [case], pieces)
     (folder / "case").write_text(json.dumps({"case": case, "kills": kills, "buckets": BUCKETS}))
     for turn, _ in enumerate(kills):
-        assert start(DRIVER, folder, 1 + turn) == -9
-    assert start(DRIVER, folder, 2) == 0, (folder / "said").read_text()[-4000:]
+        run_driver("sides", folder, 1 + turn, killed=True)
+    run_driver("sides", folder, 2)
     found: dict[int, list[Any]] = {}
     for path in sorted(folder.glob("out-*.json")):
         window = int(path.stem.split("-")[1])
@@ -69,8 +67,8 @@ def test_a_kill_while_a_table_changes_shows_a_window_the_version_of_then(
         os.utime(path, (number + 1, number + 1))
     put_rates(tmp_path / "rates", EUR=1.0)
     (tmp_path / "case").write_text(json.dumps(when))
-    assert start(TABLE_DRIVER, tmp_path, 1) == -9, (tmp_path / "said").read_text()[-4000:]
-    run_with_table(spark, tmp_path)
+    run_driver("side_table", tmp_path, 1, killed=True)
+    side_table.run(spark, tmp_path)
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("out-*.json")}
     assert found == {
         "out-0-0": [["a", 1.0, "v1"]],

@@ -32,11 +32,20 @@ from pe_agent.side import (
 )
 from streambroker_core.side.errors import SideDefinitionError
 from support.aligned.graphs import chain, names_of, sink, told, turns
-from support.aligned.spark import IN_ORDER, on_spark, renumbered, run, scripted, seen
-from support.driver.side_pin import run as run_driver
-from support.driver.side_table import put_rates
-from support.driver.start import start
+from support.aligned.spark import (
+    IN_ORDER,
+    collected,
+    drain,
+    on_spark,
+    renumbered,
+    run,
+    scripted,
+    seen,
+)
+from support.driver import side_pin
+from support.driver.process import run_driver
 from support.processes.waiting import until
+from support.sides.feeds import put_rates
 
 TRADES = "id string, currency string, at timestamp"
 SECONDS = 60.0
@@ -77,14 +86,8 @@ def see(batch: pa.RecordBatch, views: Views) -> pa.RecordBatch:
 
 def drained(frame: DataFrame, checkpoint: Path) -> list[Row]:
     """Run a query to its end; return its rows, in order."""
-    rows: list[Row] = []
-
-    def take(batch: DataFrame, window: int) -> None:
-        rows.extend((window, *row) for row in batch.collect())
-
-    writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
-    writer.trigger(availableNow=True).start().awaitTermination()
-    return sorted(rows, key=repr)
+    windows = collected(frame, checkpoint)
+    return sorted(((window, *row) for window, rows in windows.items() for row in rows), key=repr)
 
 
 def as_json(frame: DataFrame, way: str) -> DataFrame:
@@ -189,19 +192,14 @@ def test_a_table_changes_between_two_micro_batches_and_not_within_one(
                 raise RuntimeError("the sink is away")
 
         with pytest.raises(Exception, match="the sink is away"):
-            drain(frame, take, tmp_path / "ck")
-        drain(frame, take, tmp_path / "ck")
+            drain(frame.writeStream.foreachBatch(take), tmp_path / "ck")
+        drain(frame.writeStream.foreachBatch(take), tmp_path / "ck")
         kept = table.state().kept
     rates = {window: turns[0][0][0] for window, turns in windows.items()}
     assert all(len(turn) == 1 and turn == turns[0] for turns in windows.values() for turn in turns)
     assert [len(turns) for turns in windows.values()] == [2, 4, 2]
     assert rates == {0: 0.0, 1: 1.0, 2: 2.0}
     assert kept == (windows[1][0][0][1], windows[2][0][0][1], kept[-1])
-
-
-def drain(frame: DataFrame, take: Callable[[DataFrame, int], None], checkpoint: Path) -> None:
-    writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
-    writer.trigger(availableNow=True).start().awaitTermination()
 
 
 @pytest.mark.parametrize(
@@ -220,8 +218,8 @@ def test_a_kill_between_pin_and_commit_shows_a_window_the_version_of_then(
         put(tmp_path / "in", ids, "EUR", "EUR")
     put_rates(tmp_path / "rates", EUR=1.0)
     (tmp_path / "case").write_text(json.dumps(when))
-    assert start("support.driver.side_pin", tmp_path, 2) == -9, (tmp_path / "said").read_text()
-    run_driver(spark, tmp_path)
+    run_driver("side_pin", tmp_path, 2, killed=True)
+    side_pin.run(spark, tmp_path)
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("out-*.json")}
     again = {} if when == "in a task" else {"out-1-1": [["c", 1.0, "v1"], ["d", 1.0, "v1"]]}
     assert found == {

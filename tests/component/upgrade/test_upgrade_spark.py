@@ -59,7 +59,7 @@ class Upgraded:
         """
         port = int(self.broker.url.rpartition(":")[2]) if self.broker else 0
         self.broker = Broker(self.folder, port, sources=sources)
-        command = [sys.executable, "-m", "support.driver.upgrade"]
+        command = [sys.executable, "-m", "support.driver", "upgrade"]
         self.driver = Child(
             [*command, str(self.folder), self.broker.url],
             self.folder / "driver.out",

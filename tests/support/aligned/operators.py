@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from new_factor import SetFactor
 
 from streambroker_core.control.operators.operator import Blobs, Changes, Operator
 from streambroker_core.control.tuples import ControlTuple
+from support.driver.process import kill_once
 
 
 @dataclass(frozen=True)
@@ -78,30 +77,25 @@ class Failing(Multiply):
 class Killing(Multiply):
     """Kills the driver in the middle of some windows, once in each."""
 
-    def __init__(self, folder: str, windows: Sequence[int]) -> None:
-        self._folder, self._windows = Path(folder), windows
+    def __init__(self, folder: Path, windows: Sequence[int]) -> None:
+        self._folder, self._windows = folder, windows
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
         super().process(port, batch)
-        mark = self._folder / f"killed-{self.window.number}"
-        if self.window.number in self._windows and not mark.exists():
-            mark.touch()
-            os.killpg(int((self._folder / "driver").read_text()), signal.SIGKILL)
+        if self.window.number in self._windows:
+            kill_once(self._folder, str(self.window.number))
 
 
 class KillingAt(Multiply):
     """Kills the driver when it is given some values of ``v``, once at each."""
 
-    def __init__(self, folder: str, values: Sequence[int]) -> None:
-        self._folder, self._values = Path(folder), values
+    def __init__(self, folder: Path, values: Sequence[int]) -> None:
+        self._folder, self._values = folder, values
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
         super().process(port, batch)
         for value in set(batch.column("v").to_pylist()) & set(self._values):
-            mark = self._folder / f"killed-{value}"
-            if not mark.exists():
-                mark.touch()
-                os.killpg(int((self._folder / "driver").read_text()), signal.SIGKILL)
+            kill_once(self._folder, str(value))
 
 
 class Totals(Operator):

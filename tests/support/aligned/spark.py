@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pe_agent.aligned import Operator, OperatorStream, Stream, control_aware
 from pe_agent.aligned.data import RowsFrame
@@ -205,15 +206,14 @@ def run(stream: Stream, checkpoint: Path, *, partitions: int = 2) -> str:
     before = stream.spark.conf.get(SHUFFLE)
     stream.spark.conf.set(SHUFFLE, str(partitions))
     try:
-        query = (
-            stream.to_df()
-            .writeStream.format("noop")
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
+        return drain(stream.to_df().writeStream.format("noop"), checkpoint)
     finally:
         stream.spark.conf.set(SHUFFLE, str(before))
+
+
+def drain(writer: DataStreamWriter, checkpoint: Path) -> str:
+    """Run a query to the end of what there is; return its id."""
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     query.awaitTermination()
     return str(query.id)
 
@@ -225,13 +225,7 @@ def collected(frame: DataFrame, checkpoint: Path) -> dict[int, list[tuple[Any, .
     def take(batch: DataFrame, number: int) -> None:
         found[number] = [tuple(row) for row in batch.collect()]
 
-    query = (
-        frame.writeStream.foreachBatch(take)
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    drain(frame.writeStream.foreachBatch(take), checkpoint)
     return found
 
 

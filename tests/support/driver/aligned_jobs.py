@@ -1,15 +1,13 @@
-"""Two jobs with operators, each a driver of its own, for tests that kill them.
+"""Two jobs with operators, each run to the end of what there is.
 
-``python -m support.driver.aligned_jobs FOLDER exporter|importer BROKER``: the one publishes a
-script, the other writes what it reads of it to ``FOLDER/out``, window by window. Each runs to the
-end of what there is, and kills itself at the values that ``FOLDER/values`` names. Their agents live
-on.
+``python -m support.driver aligned_jobs FOLDER exporter|importer BROKER``: the exporter publishes a
+script, the importer writes what it reads of it to ``FOLDER/out``, window by window. Each kills
+itself at the values that ``FOLDER/values`` names. Their agents live on.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,19 +20,17 @@ from pe_agent import PE
 from pe_agent.aligned import OperatorStream, Stream
 from pe_agent.spark.local_session import SMALL, session
 from support.aligned.operators import KillingAt, Multiply
-from support.aligned.spark import scripted
+from support.aligned.spark import drain, scripted
 from support.driver.aligned import script
-from support.processes.waiting import until
 
 LINGER = 300.0
-"""The exporter's agent serves the other job; whoever starts the jobs ends both agents."""
+"""The exporter's agent serves the other job; the test that starts the jobs ends both agents."""
 WINDOWS = [[2, 4, 6, 8, 10, 12], [700, 800], [3600]]
 """What the importer writes: its job's own factor holds first, then those of the exporter's."""
 
 
 def main(folder: Path, role: str, broker: str) -> None:
     """Run one of the jobs to the end of what there is."""
-    until((folder / "begin").exists, 30.0, "the driver's id is written down")
     spark = session(role, conf=SMALL)
     pe = pe_agent.start(spark, job=role, data_dir=folder / "home", broker=broker, linger=LINGER)
     (export if role == "exporter" else import_)(spark, pe, folder)
@@ -44,7 +40,7 @@ def main(folder: Path, role: str, broker: str) -> None:
 def export(spark: SparkSession, pe: PE, folder: Path) -> None:
     """Publish what an operator makes of a script, with the tuples that pass it."""
     source = Stream(replace(scripted(spark, folder, script()).plan, job=pe.context))
-    query = _killed(source, folder).publish(
+    query = _multiplied(source, folder).publish(
         "out",
         properties={"kind": "out"},
         checkpoint=folder / "ck",
@@ -55,6 +51,7 @@ def export(spark: SparkSession, pe: PE, folder: Path) -> None:
 
 def import_(spark: SparkSession, pe: PE, folder: Path) -> None:
     """Write what an operator makes of the import."""
+    del spark
     (folder / "out").mkdir(exist_ok=True)
     stream = pe.subscribe(
         "in", 'kind == "out"', control=True, start="earliest", schema=Multiply.SCHEMA
@@ -65,23 +62,11 @@ def import_(spark: SparkSession, pe: PE, folder: Path) -> None:
         found = sorted(row.v for row in frame.collect())
         (folder / "out" / f"{window}.json").write_text(json.dumps(found))
 
-    query = (
-        _killed(stream, folder)
-        .to_df()
-        .writeStream.foreachBatch(take)
-        .option("checkpointLocation", str(folder / "ck"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    drain(_multiplied(stream, folder).to_df().writeStream.foreachBatch(take), folder / "ck")
 
 
-def _killed(stream: Stream, folder: Path) -> OperatorStream:
-    make = partial(KillingAt, str(folder), json.loads((folder / "values").read_text()))
+def _multiplied(stream: Stream, folder: Path) -> OperatorStream:
+    make = partial(KillingAt, folder, json.loads((folder / "values").read_text()))
     return stream.key_by("k").control_aware(
         make, name="multiply", buckets=3, schema=Multiply.SCHEMA
     )
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

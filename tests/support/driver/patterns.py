@@ -1,6 +1,6 @@
-"""The driver of a query whose rules change, in a process of its own, for tests that kill it.
+"""A query whose rules change.
 
-``python -m support.driver.patterns FOLDER WAY``: the first run changes rule ``r`` from A→C to A→B→C
+``python -m support.driver patterns FOLDER WAY``: the first run changes rule ``r`` from A→C to A→B→C
 and is killed on the way, the second one goes on to the end. Matches go to ``FOLDER/out``.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -99,10 +98,6 @@ def main(folder: Path, way: str) -> None:
         turn(play, play._files)
     assert play.query is not None
     play.query.processAllAvailable()
-    told = [[row["rule"], row["version"], letters(row)] for row in play.told()]
-    (folder / "out").write_text(json.dumps(told))
+    matches = [[row["rule"], row["version"], letters(row)] for row in play.told()]
+    (folder / "out").write_text(json.dumps(matches))
     play.stop()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])

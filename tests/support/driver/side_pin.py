@@ -1,18 +1,14 @@
-"""The driver of a query whose rows meet a table without state, for tests that kill it.
+"""A query whose rows meet a table without state.
 
-``python -m support.driver.side_pin FOLDER CORES``: in window 1, when its version is pinned and
+``python -m support.driver side_pin FOLDER CORES``: in window 1, when its version is pinned and
 nothing is committed, the table changes and the driver is killed, as ``FOLDER/case`` says: ``in a
 task``, behind rows that have met the table; when the new version is ``listed`` and old ones were
-removed; or when the folder of the table has ``changed`` and nobody has looked. What each window
-gives is written down each time.
+removed; or when the folder of the table has ``changed`` and no query has looked.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +18,25 @@ from pyspark.sql import DataFrame, SparkSession
 from pe_agent.aligned import stream
 from pe_agent.side import TableStore, side_map
 from pe_agent.spark.local_session import SMALL, session
-from support.driver.side_table import put_rates
-from support.processes.waiting import until
-
-
-def kill(folder: Path) -> None:
-    """End the driver and all of its workers."""
-    os.killpg(int((folder / "driver").read_text()), signal.SIGKILL)
+from support.aligned.spark import drain
+from support.driver.process import kill_driver, write_window
+from support.sides.feeds import put_rates
 
 
 class Rated:
-    """Rows with rate and version; in a task of window 1 the driver is killed, if that is said."""
+    """Rows with rate and version; ``kills``: a task of window 1 kills the driver."""
 
     def __init__(self, folder: Path, *, kills: bool) -> None:
         self._folder, self._kills = folder, kills
 
     def __call__(self, batch: pa.RecordBatch, views: Any) -> pa.RecordBatch:
-        """Add the columns."""
         rates = views["rates"]
         version = pa.array([rates.version.partition("-")[0]] * batch.num_rows)
         columns = [batch["id"], rates.lookup(batch["currency"]), version]
         made = pa.RecordBatch.from_arrays(columns, ["id", "rate", "version"])
         if self._kills and "c" in batch["id"].to_pylist():
             put_rates(self._folder / "rates", EUR=2.0)
-            kill(self._folder)
+            kill_driver(self._folder)
         return made
 
 
@@ -61,31 +52,17 @@ def run(spark: SparkSession, folder: Path) -> None:
         made = sides.stateless().map_batches(rated, "id string, rate double, version string")
 
         def take(frame: DataFrame, window: int) -> None:
-            rows = sorted((row.id, row.rate, row.version) for row in frame.collect())
-            turn = len(list(folder.glob(f"out-{window}-*")))
-            (folder / f"out-{window}-{turn}.json").write_text(json.dumps(rows))
+            write_window(folder, window, sorted(tuple(row) for row in frame.collect()))
             if window == 1 and first:
                 put_rates(folder / "rates", EUR=2.0)
                 if when == "listed":
                     table.refresh()
                     store.clean()
-                kill(folder)
+                kill_driver(folder)
 
-        query = (
-            made.to_df()
-            .writeStream.foreachBatch(take)
-            .option("checkpointLocation", str(folder / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+        drain(made.to_df().writeStream.foreachBatch(take), folder / "checkpoint")
 
 
-def main(folder: Path, cores: int) -> None:
+def main(folder: Path, cores: str) -> None:
     """Run in a session of its own."""
-    until((folder / "begin").exists, 30.0, "the driver's id is written down")
-    run(session("side-pins", cores=cores, conf=SMALL), folder)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    run(session("side-pins", cores=int(cores), conf=SMALL), folder)

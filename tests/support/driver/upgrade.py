@@ -1,6 +1,6 @@
-"""The driver of two jobs, for a test that ends it and goes on with the code of another release.
+"""Two jobs that a test ends and starts again with the code of another release.
 
-``python -m support.driver.upgrade FOLDER BROKER``: job ``feed`` counts the rows of ``FOLDER/in``
+``python -m support.driver upgrade FOLDER BROKER``: job ``feed`` counts the rows of ``FOLDER/in``
 by user and exports them. Job ``alerts`` imports them twice: one query looks for a pattern, the
 other one adds columns of two side inputs. What each window gives goes to ``FOLDER/out``, each time.
 It runs until it is killed. Only names are used that the release has, too.
@@ -183,7 +183,3 @@ def main(folder: Path, broker: str) -> None:
         feed(spark, folder, broker, 10 if again else 1)
         alerts(spark, folder, broker, store)
         spark.streams.awaitAnyTermination()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])

@@ -61,8 +61,9 @@ def running(made: OperatorStream, rows: Rows, checkpoint: Path) -> Iterator[Stre
         query.stop()
 
 
-def put_rates(folder: Path, name: str = "a.parquet", **rates: float) -> None:
+def put_rates(folder: Path, **rates: float) -> None:
+    """Put the table of a folder there, whole."""
     folder.mkdir(exist_ok=True)
     table = pa.table({"currency": list(rates), "rate": list(rates.values())}, schema=RATES)
-    pq.write_table(table, folder / f".{name}")
-    (folder / f".{name}").rename(folder / name)
+    pq.write_table(table, folder / ".a.parquet")
+    (folder / ".a.parquet").rename(folder / "a.parquet")

@@ -36,6 +36,7 @@ from streambroker_core.side.errors import SideRowError
 from streambroker_core.side.join.enrich import enriched_schema
 from streambroker_core.side.join.function_calls import Result
 from streambroker_core.side.windows import SECOND
+from support.aligned.spark import drain
 from support.sides.cases import (
     BUCKET,
     MAIN,
@@ -379,13 +380,7 @@ def run_on_spark(
             found[row.case].take(row)
 
     with settings(spark, partitions):
-        query = (
-            every.writeStream.foreachBatch(take)
-            .option("checkpointLocation", str(folder / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+        drain(every.writeStream.foreachBatch(take), folder / "checkpoint")
     return found
 
 

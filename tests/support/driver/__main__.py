@@ -1,0 +1,15 @@
+"""Run a driver for a test that kills it: ``python -m support.driver NAME FOLDER ARGUMENTS…``.
+
+NAME is a module of this package. Only the standard library is imported here, so that a driver may
+run with the code of another release.
+"""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    name, folder, *arguments = sys.argv[1:]
+    Path(folder, "driver").write_text(str(os.getpid()))
+    importlib.import_module(f"support.driver.{name}").main(Path(folder), *arguments)
