@@ -15,7 +15,7 @@ from pe_agent.aligned import ControlFile, Delivery
 
 PURPOSE = "10,000 control tuples in a window on Spark; a driver's tuple -> all partitions"
 TUPLES = 10_000
-TOLD = ("no", "IMMEDIATE", "END_WINDOW")
+DELIVERIES = ("no", "IMMEDIATE", "END_WINDOW")
 SENT = 40
 
 
@@ -26,10 +26,12 @@ def run(settings: Settings) -> Figures:
     try:
         for round_ in range(1, settings.rounds + 1):
             figures.yardstick()
-            took = {name: _window(app, name, round_, settings) for name in turns(TOLD, round_)}
+            took = {
+                name: _window(app, name, round_, settings) for name in turns(DELIVERIES, round_)
+            }
             for name, ms in took.items():
                 figures.add(f"window with {name} tuples", ms, "ms")
-            for name in TOLD[1:]:
+            for name in DELIVERIES[1:]:
                 each = (took[name] - took["no"]) * 1e3 / TUPLES / 64
                 figures.add(f"one of 10,000 {name} tuples in one bucket", each, "us")
             _latency(figures, app, round_, settings)
@@ -77,10 +79,10 @@ def _latency(figures: Figures, app: App, round_: int, settings: Settings) -> Non
         until=str(noted / "end"),
     )
     took, draw = [], random.Random(round_)
-    _told(control, noted)  # the first one waits for Python workers to start
+    _control_seconds(control, noted)  # the first one waits for Python workers to start
     for _ in range(sent):
         time.sleep(draw.uniform(0.0, 0.5))
-        took.append(_told(control, noted) * 1e3)
+        took.append(_control_seconds(control, noted) * 1e3)
     (noted / "end").touch()
     app.answer()
     figures.add("latency, p50", statistics.median(took), "ms")
@@ -88,7 +90,7 @@ def _latency(figures: Figures, app: App, round_: int, settings: Settings) -> Non
     figures.add("latency, max", max(took), "ms")
 
 
-def _told(control: ControlFile, noted: Path) -> float:
+def _control_seconds(control: ControlFile, noted: Path) -> float:
     """Send a tuple; return the seconds until the last bucket has it."""
     began = time.time()
     name = control.append(Mark(0), delivery=Delivery.BEGIN).id.replace("/", "-")

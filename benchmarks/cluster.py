@@ -29,7 +29,7 @@ PORTS = 20
 """Imports of each agent that is there for the burst: so many times `AGENTS` change in it."""
 STATUS_S = 30.0
 SETTLED_S = 3.0
-TOLD_S = 15.0
+SETTLE_S = 15.0
 """How long nothing is written once a broker has told of all agents that have just come."""
 ALONE = "API server alone"
 SHARES = (("p50", 0.5), ("p99", 0.99))
@@ -123,7 +123,7 @@ def measure(settings: Settings, figures: Figures, api: Any, bench: Cluster, feed
     """Change at several rates, then all at once."""
     seconds = 2.0 if settings.quick else SECONDS
     with broker_and_agents(settings, api, "--feeder", feeder) as (broker, links):
-        settled(bench, 1.0 if settings.quick else TOLD_S)
+        settled(bench, 1.0 if settings.quick else SETTLE_S)
         bench.changed(takers(), 10, 2.0)
         for rate in RATES:
             before, began = spent(api, broker, links), time.perf_counter()

@@ -92,10 +92,10 @@ def _stat(entry: Path) -> tuple[int, float] | None:
 def _share(pid: int) -> int:
     """Return the proportional memory of a process in KiB; 0 if it has ended."""
     try:
-        told = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        reported = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0
-    return sum(int(line.split()[1]) for line in told.splitlines() if line.startswith("Pss:"))
+    return sum(int(line.split()[1]) for line in reported.splitlines() if line.startswith("Pss:"))
 
 
 def _kind(pid: int) -> str:

@@ -54,13 +54,13 @@ class Importing:
     def watch(self, wait: float) -> bool:
         """Wait for news; return whether some came."""
         asked = {"capability": self._capability, "readers": [self._reader]}
-        told = self._call(
+        reported = self._call(
             "peer.watch",
             exports={self._export: {"heads": self._heads, "imports": {self._import: asked}}},
             wait=wait,
             lease=READER_LEASE,
         )
-        before, self._heads = self._heads, told["exports"][self._export]["heads"]
+        before, self._heads = self._heads, reported["exports"][self._export]["heads"]
         return before != self._heads
 
     def read(self, stream: str, epoch: int, blocks: int) -> int:

@@ -97,10 +97,10 @@ def measure(figures: Figures, broker: Broker, way: str, seconds: float, etags: P
     if way == "nobody":
         time.sleep(seconds)
     else:
-        told = polls(broker.url, seconds, AGENTS / POLL_S, way, etags)
-        _all_current(told["statuses"], way)
+        reported = polls(broker.url, seconds, AGENTS / POLL_S, way, etags)
+        _all_current(reported["statuses"], way)
         for label, share in (("p50", 0.5), ("p99", 0.99)):
-            figures.add(f"{way}: poll, {label}", quantile(told["took"], share) * 1e3, "ms")
+            figures.add(f"{way}: poll, {label}", quantile(reported["took"], share) * 1e3, "ms")
     figures.add(f"{way}: broker", (_seconds(broker) - before) / seconds, "cores")
 
 

@@ -185,10 +185,10 @@ class Reader:
     ) -> list[dict[str, Any]]:
         """Return what a batch reads, slice by slice."""
         named: dict[str, Any] = {"import": port}
-        told = self._client.call(
+        reported = self._client.call(
             "reader.slices", session=self._session, start=start, end=end, **named
         )
-        tickets: list[dict[str, Any]] = told["slices"]
+        tickets: list[dict[str, Any]] = reported["slices"]
         return tickets
 
 
@@ -281,9 +281,9 @@ class Agent:
             "run": "run",
             "ddl": rows.DDL,
         }
-        told = self.client.call("publisher.admit", batch=batch, renewed=None, **who)
-        if not told.get("admitted"):
-            raise RuntimeError(f"not admitted: {told}")
+        reported = self.client.call("publisher.admit", batch=batch, renewed=None, **who)
+        if not reported.get("admitted"):
+            raise RuntimeError(f"not admitted: {reported}")
         done = [self.client.put({**who, "batch": batch}, rows.SCHEMA, stage) for stage in stages]
         self.client.call("publisher.publish", batch=batch, stages=done, timeout=30.0, **who)
 

@@ -98,8 +98,13 @@ def _batches(
 
 
 def _way(way: str, word: str, entries: int, rows: int, place: Path) -> dict[str, Any]:
-    told = {"kind": way, "count": entries, "rows": rows, "folder": str(place / f"entries-{word}")}
-    return {**told, "store": str(place / f"store-{word}")} if way in OURS else told
+    reported = {
+        "kind": way,
+        "count": entries,
+        "rows": rows,
+        "folder": str(place / f"entries-{word}"),
+    }
+    return {**reported, "store": str(place / f"store-{word}")} if way in OURS else reported
 
 
 def _compare(app: App, word: str, entries: int, settings: Settings) -> None:

@@ -48,14 +48,14 @@ class Mark:
     number: int
 
 
-def count(state: State, values: Iterable[int], told: list[State]) -> State:
+def count(state: State, values: Iterable[int], reported: list[State]) -> State:
     """Count and sum values; every thousandth state is told."""
     rows, total = state
     for value in values:
         rows += 1
         total += value
         if rows % EVERY == 0:
-            told.append((rows, total))
+            reported.append((rows, total))
     return rows, total
 
 
@@ -78,7 +78,7 @@ class Tally(TypedOperator):
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
         """Take events one by one."""
-        states, told = self._states, list[tuple[int, int, int]]()
+        states, reported = self._states, list[tuple[int, int, int]]()
         for key, value in zip(
             batch.column(KEY).to_pylist(), batch.column("a").to_pylist(), strict=True
         ):
@@ -88,9 +88,9 @@ class Tally(TypedOperator):
             state[0] += 1
             state[1] += value
             if state[0] % EVERY == 0:
-                told.append((key, *state))
-        if told:
-            keys, rows, sums = (list(column) for column in zip(*told, strict=True))
+                reported.append((key, *state))
+        if reported:
+            keys, rows, sums = (list(column) for column in zip(*reported, strict=True))
             self.emit(pa.RecordBatch.from_pydict({KEY: keys, "rows": rows, "sum": sums}))
 
     @handles(Mark)
@@ -167,10 +167,10 @@ class RowTally(StatefulProcessor):
         timerValues: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[Row]:
         """Take the events of a key."""
-        told: list[State] = []
+        reported: list[State] = []
         known = self._state.get()
-        self._state.update(count(known or (0, 0), (row.a for row in rows), told))
-        for events, total in told:
+        self._state.update(count(known or (0, 0), (row.a for row in rows), reported))
+        for events, total in reported:
             yield Row(d=key[0], rows=events, sum=total)
 
     def close(self) -> None:
@@ -180,12 +180,12 @@ class RowTally(StatefulProcessor):
 def _pandas_tally(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
     import pandas as pd
 
-    told: list[State] = []
+    reported: list[State] = []
     known: State = state.get if state.exists else (0, 0)
     for frame in frames:
-        known = count(known, frame["a"].tolist(), told)
+        known = count(known, frame["a"].tolist(), reported)
     state.update(known)
-    rows = [(key[0], events, total) for events, total in told]
+    rows = [(key[0], events, total) for events, total in reported]
     yield pd.DataFrame(rows, columns=[KEY, "rows", "sum"])
 
 

@@ -143,8 +143,8 @@ class Soak:
         folder = lane.folder / f"{role}-workers"
         deadline = time.monotonic() + 1.0
         while time.monotonic() < deadline:
-            for told in folder.glob("*") if folder.exists() else ():
-                kill(int(told.name))
+            for reported in folder.glob("*") if folder.exists() else ():
+                kill(int(reported.name))
                 return
 
     def _look(self) -> dict[str, Any]:

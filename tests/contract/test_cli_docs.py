@@ -15,7 +15,7 @@ from streambroker_operator.cli.io.targets import KIND_ALIASES
 
 PAGE = (Path(__file__).parents[2] / "docs/cli.md").read_text()
 PROSE = re.sub(r"^```.*?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL)
-TOLD = set(re.findall(r"`([^`\n]+)`", PROSE))
+DESCRIBED = set(re.findall(r"`([^`\n]+)`", PROSE))
 HELP = {"--help", "-h"}
 
 
@@ -53,15 +53,17 @@ def test_a_command_and_its_options_are_documented(command: str) -> None:
 
 def test_every_exit_code_is_documented() -> None:
     section = PAGE.partition("\n## Exit codes\n")[2].partition("\n## ")[0]
-    told = {int(found) for found in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
+    reported = {int(found) for found in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
     known = {errors.OK, errors.REFUSED, errors.USAGE, errors.WOULD_CUT}
 
-    assert told == known | {errors.UNREACHABLE, errors.INTERRUPTED}
+    assert reported == known | {errors.UNREACHABLE, errors.INTERRUPTED}
 
 
 def test_every_word_for_a_kind_is_documented() -> None:
-    assert set(KIND_ALIASES) <= TOLD
+    assert set(KIND_ALIASES) <= DESCRIBED
 
 
 def test_the_columns_of_top_are_documented() -> None:
-    assert {"ROWS/S", "LAG", "LAG BYTES", "CONGESTION", "DROPPED", "AGE"} <= TOLD & set(COLUMNS)
+    assert {"ROWS/S", "LAG", "LAG BYTES", "CONGESTION", "DROPPED", "AGE"} <= DESCRIBED & set(
+        COLUMNS
+    )

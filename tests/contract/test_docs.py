@@ -297,20 +297,20 @@ def documented(page: str, heading: str) -> list[str]:
 
 
 def test_every_error_code_is_documented_once_and_no_other() -> None:
-    told = documented(ERRORS, "Error codes")
-    assert set(told) == scans.codes()
-    assert told == sorted(set(told), key=str.lower)
+    reported = documented(ERRORS, "Error codes")
+    assert set(reported) == scans.codes()
+    assert reported == sorted(set(reported), key=str.lower)
 
 
 def test_every_reason_for_not_matching_is_documented() -> None:
     concepts = read(ROOT / "docs/concepts.md")
-    told = {w for head, row, _ in concepts.rows for w in re.findall(r"`([A-Z]\w+)`", row[-1])}
-    assert set(get_args(Reason)) <= told
+    reported = {w for head, row, _ in concepts.rows for w in re.findall(r"`([A-Z]\w+)`", row[-1])}
+    assert set(get_args(Reason)) <= reported
 
 
 def test_every_option_of_the_data_source_is_documented() -> None:
-    told = {word.lower() for word in documented(PROGRAM, "Options of the data source")}
-    assert told == OPTION_NAMES - SPARK_OPTIONS
+    reported = {word.lower() for word in documented(PROGRAM, "Options of the data source")}
+    assert reported == OPTION_NAMES - SPARK_OPTIONS
 
 
 def test_every_environment_variable_is_documented() -> None:

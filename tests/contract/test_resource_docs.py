@@ -34,16 +34,16 @@ def documents(mark: str) -> list[Any]:
 @pytest.mark.parametrize("kind", ["Export", "Import"])
 def test_every_field_of_a_spec_is_documented_and_no_other(kind: str) -> None:
     described = set(SCHEMAS[f"{kind}Spec"]["properties"])
-    told = fields(kind)
+    reported = fields(kind)
 
-    assert {name.partition(".")[0] for name in told} == described
-    assert {"application.name", "application.scope"} <= told
+    assert {name.partition(".")[0] for name in reported} == described
+    assert {"application.name", "application.scope"} <= reported
 
 
 def test_every_part_of_the_buffer_is_documented() -> None:
-    told = {name.partition(".")[2] for name in fields("Export") if name.startswith("buffer.")}
+    reported = {name.partition(".")[2] for name in fields("Export") if name.startswith("buffer.")}
 
-    assert told == {"maxBytes", "maxAge", "grace", "waitLimit"}
+    assert reported == {"maxBytes", "maxAge", "grace", "waitLimit"}
 
 
 def test_every_field_of_metadata_and_status_is_documented() -> None:

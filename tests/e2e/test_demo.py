@@ -184,14 +184,16 @@ def test_the_first_example_prints_what_its_filter_lets_through_and_takes_another
         url = found.group()
         with (
             terminal(tmp_path, "export", sys.executable, str(FIRST / "export.py"), url=url),
-            terminal(tmp_path, "import", sys.executable, str(FIRST / "import.py"), url=url) as told,
+            terminal(
+                tmp_path, "import", sys.executable, str(FIRST / "import.py"), url=url
+            ) as reported,
         ):
-            until(lambda: shown(told), 120, "trades printed")
-            assert all(price > 80 for _, _, price in shown(told))
+            until(lambda: shown(reported), 120, "trades printed")
+            assert all(price > 80 for _, _, price in shown(reported))
             assert "default/exchange/0/trades" in streambroker(url, "get", "routes")
             streambroker(url, "set-filter", "printer", "0", "trades", 'symbol == "IBM"')
-            until(lambda: shown(told)[-1][2] <= 80, 60, "trades printed under the other filter")
-            changed = next(i for i, row in enumerate(shown(told)) if row[2] <= 80)
-            assert {symbol for _, symbol, _ in shown(told)[changed:]} == {"IBM"}
-    numbers = [number for number, _, _ in shown(told)]
+            until(lambda: shown(reported)[-1][2] <= 80, 60, "trades printed under the other filter")
+            changed = next(i for i, row in enumerate(shown(reported)) if row[2] <= 80)
+            assert {symbol for _, symbol, _ in shown(reported)[changed:]} == {"IBM"}
+    numbers = [number for number, _, _ in shown(reported)]
     assert len(numbers) == len(set(numbers)), "a trade was printed twice"

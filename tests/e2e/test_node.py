@@ -50,9 +50,9 @@ class World:
 
         def holds() -> bool:
             found = self.stream(name)
-            told = found.get("status", {})
-            return told.get("observedGeneration") == found["metadata"]["generation"] and any(
-                (each["type"], each["status"]) == (kind, status) for each in told["conditions"]
+            reported = found.get("status", {})
+            return reported.get("observedGeneration") == found["metadata"]["generation"] and any(
+                (each["type"], each["status"]) == (kind, status) for each in reported["conditions"]
             )
 
         until(holds, _READY_SECONDS, f"{name} {kind}={status}", pause_s=_PAUSE_SECONDS)
@@ -104,7 +104,7 @@ def world(cluster: Cluster, folder: Path) -> Iterator[World]:
             )
             yield World(cluster, helm, jobs)
         finally:
-            _tell(jobs)
+            _report(jobs)
             if not cluster.own:
                 helm.uninstall(RELEASE, ignore_not_found=True)
                 cluster.kubectl("delete", "namespace", NAMESPACE, BROKER, "--ignore-not-found")
@@ -112,7 +112,7 @@ def world(cluster: Cluster, folder: Path) -> Iterator[World]:
                 cluster.kubectl("delete", "crd", *crds, "--ignore-not-found")
 
 
-def _tell(jobs: Jobs) -> None:
+def _report(jobs: Jobs) -> None:
     """Print what somebody asks for first when a test has failed."""
     for arguments in (
         ("get", "pods", "--all-namespaces", "--output=wide"),

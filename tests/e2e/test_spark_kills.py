@@ -114,7 +114,9 @@ def play(world: World, step: str, victim: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("step", "victim"), ONE_EACH, ids=map(": ".join, ONE_EACH))
-def test_every_row_arrives_once_whoever_is_killed_at(world: World, step: str, victim: str) -> None:
+def test_every_row_arrives_once_whichever_process_is_killed_at(
+    world: World, step: str, victim: str
+) -> None:
     play(world, step, victim)
 
 

@@ -23,8 +23,8 @@ def cluster(tmp_path: Path) -> Iterator[Standalone]:
 def test_a_task_that_spark_runs_twice_at_once_is_in_its_epoch_once(
     cluster: Standalone, tmp_path: Path
 ) -> None:
-    told = tmp_path / "told"
-    told.mkdir()
+    reported = tmp_path / "told"
+    reported.mkdir()
     conf = {
         "spark.master": cluster.url,
         "spark.driver.host": "127.0.0.1",
@@ -34,7 +34,7 @@ def test_a_task_that_spark_runs_twice_at_once_is_in_its_epoch_once(
         "spark.speculation.quantile": "0.5",
         "spark.speculation.multiplier": "1.2",
     }
-    world = World(tmp_path, attempts=4, exporting={"conf": conf, "late": str(told)})
+    world = World(tmp_path, attempts=4, exporting={"conf": conf, "late": str(reported)})
     try:
         world.trades.release(3)
         world.await_files(world.trades, 240.0)
@@ -42,5 +42,5 @@ def test_a_task_that_spark_runs_twice_at_once_is_in_its_epoch_once(
     finally:
         world.end()
 
-    slow = (told / "waits").readlink().name.partition("-")[0]
-    assert len(list(told.glob(f"{slow}-*"))) == 2
+    slow = (reported / "waits").readlink().name.partition("-")[0]
+    assert len(list(reported.glob(f"{slow}-*"))) == 2

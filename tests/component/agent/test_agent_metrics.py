@@ -23,15 +23,15 @@ def agent(tmp_path: Path) -> AgentProcess:
 def scraped(agent: AgentProcess) -> dict[str, float]:
     url = f"http://127.0.0.1:{agent.address['metrics']}/metrics"
     with urllib.request.urlopen(url, timeout=30) as answer:
-        told = answer.read().decode()
+        reported = answer.read().decode()
     return {
         one.name: one.value
-        for family in text_string_to_metric_families(told)
+        for family in text_string_to_metric_families(reported)
         for one in family.samples
     }
 
 
-def test_what_is_published_is_told_also_after_a_restart(agent: AgentProcess) -> None:
+def test_what_is_published_is_reported_also_after_a_restart(agent: AgentProcess) -> None:
     agent.start()
     try:
         agent.client.call("declare", kind="export", port="trades", spec=None)

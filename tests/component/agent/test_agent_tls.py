@@ -131,12 +131,12 @@ def test_who_trusts_a_ca_calls_no_agent_without_tls_unless_allowed(
 
 
 @pytest.mark.parametrize(
-    ("exporting", "importing", "told"),
+    ("exporting", "importing", "reported"),
     [(True, False, "no trusted certificates are configured"), (False, True, "does not use TLS")],
     ids=["importer without a CA", "exporter without TLS"],
 )
 def test_an_importer_tells_why_it_does_not_read(
-    exporting: bool, importing: bool, told: str, tmp_path: Path, authority: Authority
+    exporting: bool, importing: bool, reported: str, tmp_path: Path, authority: Authority
 ) -> None:
     how: dict[str, Any] = {
         "exporting": authority if exporting else None,
@@ -147,7 +147,7 @@ def test_an_importer_tells_why_it_does_not_read(
         offset = Reading(both.importer).next(None)["offset"]
         away = until(lambda: both.importer.status()["imports"]["away"], 30, "agent is unreachable")
 
-        assert told in away[both.exporter.location]
+        assert reported in away[both.exporter.location]
         assert offset["streams"] == {}
 
 
@@ -356,7 +356,7 @@ def test_a_job_with_a_ca_does_not_adopt_an_agent_without_tls_and_says_why(
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ({"agent_certificate": "a"}, "give both `agent_certificate=` and `agent_key=`"),
         ({"agent_certificate": "a", "agent_key": "b"}, "could not call its own agent"),
@@ -365,8 +365,8 @@ def test_a_job_with_a_ca_does_not_adopt_an_agent_without_tls_and_says_why(
     ],
 )
 def test_start_refuses_half_of_what_tls_needs_before_anything_is_started(
-    given: dict[str, Any], told: str, tmp_path: Path
+    given: dict[str, Any], reported: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(TrustError, match=told):
+    with pytest.raises(TrustError, match=reported):
         pe_agent.start(cast(Any, None), job="feed", data_dir=tmp_path / "home", **given)
     assert not (tmp_path / "home").exists()

@@ -35,7 +35,7 @@ def test_an_importer_that_is_away_within_grace_is_waited_for_and_loses_nothing(
 
 
 @pytest.mark.long
-def test_an_importer_that_is_away_for_longer_than_grace_is_told_what_it_lost(
+def test_an_importer_that_is_away_for_longer_than_grace_learns_what_it_lost(
     new_cast: Callable[[], Cast],
 ) -> None:
     """Its planned batch is gone as well; the exporter has waited for grace and no longer."""

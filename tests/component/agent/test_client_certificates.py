@@ -63,7 +63,7 @@ def test_rows_go_from_agent_to_agent_where_both_ask_for_certificates(
         assert reading.read(None, reading.end(None)) == list(range(10))
 
 
-def test_who_shows_nothing_is_refused_and_told_what_to_give(
+def test_who_shows_nothing_is_refused_and_learns_what_to_give(
     agent: AgentProcess, authority: Authority
 ) -> None:
     said = refusal(agent, AgentTrust(authority.ca))

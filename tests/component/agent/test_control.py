@@ -188,19 +188,19 @@ def test_no_filter_loses_a_tuple_and_rows_keep_their_places(agents: Pair) -> Non
     run.stop()
 
 
-def test_a_tuple_from_outside_comes_at_once_and_is_told_when_it_was_applied(
+def test_a_tuple_from_outside_comes_at_once_and_is_reported_when_it_was_applied(
     agents: Pair,
 ) -> None:
     publish(agents, "outside", 0, rows(0, 2))
     run = Run(agents, "outside")
     assert run.window().story == [0, 1]
-    told = emit(agents, "outside", "now", delivery="END_WINDOW")
-    assert (told["epoch"], told["applied"]) == (1, False)
+    reported = emit(agents, "outside", "now", delivery="END_WINDOW")
+    assert (reported["epoch"], reported["applied"]) == (1, False)
     assert run.window().story == ["now"]
 
     def applied() -> bool:
         run.next()
-        seq = told["seq"]
+        seq = reported["seq"]
         asked = agents.exporter.client.call("export.emitted", export="outside", seq=seq)
         return bool(asked["applied"])
 
@@ -270,11 +270,11 @@ def test_one_of_two_imports_carries_the_log_also_while_it_is_idle(agents: Pair) 
     idle = Run(agents, "idle", frame="f2", log=True).open()
     publish(agents, "two", 0, rows(0, 2))
     assert busy.window().story == [0, 1]
-    told = log(agents, "for both")
+    reported = log(agents, "for both")
     assert idle.window().story == ["for both"]
     assert not busy.next()
     idle.next()
-    asked = agents.importer.client.call("control.entry", seq=told["seq"])
+    asked = agents.importer.client.call("control.entry", seq=reported["seq"])
     reader = idle.at["reader"]
     assert {"reader": reader, "applied": True} in asked["readers"]
     busy.stop()

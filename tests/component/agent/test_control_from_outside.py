@@ -85,7 +85,9 @@ def outside(tmp_path: Path) -> Iterator[Outside]:
         one.close()
 
 
-def test_a_tuple_comes_through_the_broker_at_once_and_its_state_is_told(outside: Outside) -> None:
+def test_a_tuple_comes_through_the_broker_at_once_and_its_state_is_reported(
+    outside: Outside,
+) -> None:
     sent = outside.ask("POST", f"{TRADES}/control", TUPLE)
     own = outside.ask("POST", f"{PE}/control", TUPLE)
     state = outside.ask("GET", f"{TRADES}/control/{sent.body['id']}")
@@ -101,7 +103,7 @@ def test_a_tuple_comes_through_the_broker_at_once_and_its_state_is_told(outside:
 
 @pytest.mark.parametrize("victim", ["agent", "broker"])
 @pytest.mark.parametrize("step", OUTSIDE)
-def test_whoever_is_killed_at_whichever_step_the_request_makes_one_tuple(
+def test_whichever_process_is_killed_at_whichever_step_the_request_makes_one_tuple(
     outside: Outside, step: str, victim: str
 ) -> None:
     path = f"{PE}/control" if "control log" in step else f"{TRADES}/control"

@@ -77,7 +77,7 @@ def named(rows: Sequence[tuple[str, str]], always: Collection[tuple[str, str]]) 
 
 
 @pytest.mark.parametrize(("step", "victim"), named(TABLE, ALWAYS))
-def test_every_row_is_there_once_whoever_is_killed_at(
+def test_every_row_is_there_once_whichever_process_is_killed_at(
     new_cast: Callable[[], Cast], step: str, victim: str
 ) -> None:
     # One epoch to a batch, where the reading is cut: so there are as many batches as epochs.
@@ -99,7 +99,7 @@ STRAGGLING = [
 
 
 @pytest.mark.parametrize(("step", "victim"), named(STRAGGLING, STRAGGLING[-1:]))
-def test_an_attempt_that_comes_after_its_batch_adds_nothing_whoever_is_killed_at(
+def test_an_attempt_that_comes_after_its_batch_adds_nothing_whichever_process_is_killed_at(
     new_cast: Callable[[], Cast], step: str, victim: str
 ) -> None:
     play = Play(new_cast(), step, victim, stragglers=True)
@@ -120,7 +120,7 @@ def test_a_batch_that_failed_once_is_there_once(new_cast: Callable[[], Cast], wh
 
 
 @pytest.mark.parametrize(("step", "victim"), named(LAGGING, LAGGING_ALWAYS))
-def test_every_row_is_delivered_filtered_or_dropped_whoever_is_killed_at(
+def test_every_row_is_delivered_filtered_or_dropped_whichever_process_is_killed_at(
     new_cast: Callable[[], Cast], step: str, victim: str
 ) -> None:
     play = Lagging(new_cast(), step, victim)

@@ -143,8 +143,8 @@ def test_only_who_has_its_pass_renews_or_ends_a_readers_lease(agents: Pair) -> N
         imports = {import_: {"capability": token, "readers": {"leased": pass_}}}
         asked = {export: {"heads": None, "imports": imports}}
         answer = client.call("peer.watch", exports=asked, wait=0, lease=50.0)
-        told: dict[str, Any] = answer["exports"][export]
-        return told
+        reported: dict[str, Any] = answer["exports"][export]
+        return reported
 
     def leave(import_: str, pass_: str | None = shown) -> None:
         body: dict[str, Any] = {"export": export, "reader": "leased", "import": import_}
@@ -176,8 +176,8 @@ def test_a_long_poll_is_refused_to_who_holds_neither_a_plan_nor_a_capability(
         asked: dict[str, Any] = {export: {"heads": None, "imports": imports}}
         began = time.monotonic()
         client = AgentClient(agents.exporter.location)
-        told = client.call("peer.watch", exports={**asked, **more}, wait=4, lease=5.0)
-        found: dict[str, Any] = told["exports"][export]
+        reported = client.call("peer.watch", exports={**asked, **more}, wait=4, lease=5.0)
+        found: dict[str, Any] = reported["exports"][export]
         return found, time.monotonic() - began
 
     for token, readers in (
@@ -187,8 +187,8 @@ def test_a_long_poll_is_refused_to_who_holds_neither_a_plan_nor_a_capability(
         (signed(agents, key=b"forged"), {}),
         (None, {"stranger": "f" * 64}),
     ):
-        told, seconds = watch(token, readers)
-        assert told["code"] in ("NotRouted", "CapabilityInvalid")
+        reported, seconds = watch(token, readers)
+        assert reported["code"] in ("NotRouted", "CapabilityInvalid")
         assert seconds < 2
     assert watch(None, {"holds": shown})[1] > 3.9
     other: dict[str, Any] = {f"{export}-{n}": {"heads": None, "imports": {}} for n in range(256)}
@@ -374,7 +374,7 @@ def test_an_unknown_action_is_refused_by_name(agents: Pair) -> None:
         {"export": "trades", "query": None, "run": {}, "batch": [], "ddl": 5, "renewed": "x"},
     ],
 )
-def test_fields_that_are_missing_or_wrong_are_told(agents: Pair, body: dict[str, Any]) -> None:
+def test_fields_that_are_missing_or_wrong_are_reported(agents: Pair, body: dict[str, Any]) -> None:
     code = error_code(lambda: agents.exporter.client.call("publisher.publish", **body))
     assert code in ("BodyInvalid", "UnknownPort")
 
@@ -406,7 +406,7 @@ def test_rows_that_were_not_admitted_are_refused(agents: Pair) -> None:
     assert error_code(lambda: publisher.stage(7, rows(0, 1))) == "NotAdmitted"
 
 
-def test_two_living_processes_with_one_checkpoint_are_told_apart(agents: Pair) -> None:
+def test_two_living_processes_with_one_checkpoint_are_distinguished(agents: Pair) -> None:
     one = Reading(agents.importer, port="sessions", session="one")
     two = Reading(agents.importer, port="sessions", session="two")
     offset = one.open()
@@ -566,9 +566,9 @@ def test_a_lossy_plan_tells_what_is_gone_and_another_one_stops(agents: Pair) -> 
         "stream": "lost",
     }
     again: dict[str, Any] = {"ranges": ranges, "lossy": True, "capability": signed(agents)}
-    told = replan(agents, ticket, 0, 0, **again)
-    assert told["gone"] == {"lost": [[3, 5, None]]}
-    assert [list(epochs) for epochs in told["blocks"].values()] == [[], ["0"]]
+    reported = replan(agents, ticket, 0, 0, **again)
+    assert reported["gone"] == {"lost": [[3, 5, None]]}
+    assert [list(epochs) for epochs in reported["blocks"].values()] == [[], ["0"]]
     stopped = {**again, "lossy": False}
     assert error_code(lambda: replan(agents, ticket, 0, 0, **stopped)) == "DataLoss"
 
@@ -611,10 +611,10 @@ def test_a_refusal_that_names_hundreds_of_columns_travels_whole_and_is_no_absent
         offset = reader.next(offset)["offset"] or offset
         if offset is None:
             return None
-        told = agents.importer.status()["imports"]
-        found: str | None = told["readers"][offset["reader"]]["refused"].get(
+        reported = agents.importer.status()["imports"]
+        found: str | None = reported["readers"][offset["reader"]]["refused"].get(
             f"{agents.exporter.pe}/wide"
         )
-        return found if not told["away"] else None
+        return found if not reported["away"] else None
 
     assert all(c in until(why, 20, "the export refuses the columns") for c in columns)

@@ -38,8 +38,8 @@ def watch(agents: Pair, port: str, seen: dict[str, Any], wait: float) -> dict[st
     asked = {route["export"]: {**seen, "imports": imports}}
     client = AgentClient(agents.exporter.location)
     answer = client.call("peer.watch", exports=asked, wait=wait, lease=5.0, timeout=wait + 20)
-    told: dict[str, Any] = answer["exports"][route["export"]]
-    return told
+    reported: dict[str, Any] = answer["exports"][route["export"]]
+    return reported
 
 
 def finish(agents: Pair, port: str) -> None:
@@ -63,19 +63,19 @@ def test_an_end_is_news_for_those_who_want_to_know_it(agents: Pair) -> None:
     publisher = Publishing(agents.exporter, port="ending")
     for batch in range(TRIES):
         publisher.publish(batch, rows(3 * batch, 3))
-        told = watch(agents, "ending", {"heads": None}, 0)
-        assert told["ended"] is False
+        reported = watch(agents, "ending", {"heads": None}, 0)
+        assert reported["ended"] is False
         with ThreadPoolExecutor() as others:
             began = time.monotonic()
-            answer = others.submit(watch, agents, "ending", told, 10.0)
+            answer = others.submit(watch, agents, "ending", reported, 10.0)
             finish(agents, "ending")
-            assert answer.result() == {"heads": told["heads"], "ended": True}
+            assert answer.result() == {"heads": reported["heads"], "ended": True}
         if time.monotonic() - began < 9:
             break
     else:
         raise AssertionError("each answer came only after its time")
     began = time.monotonic()
-    watch(agents, "ending", {"heads": told["heads"]}, 0.3)
+    watch(agents, "ending", {"heads": reported["heads"]}, 0.3)
     assert time.monotonic() - began >= 0.3
     agents.exporter.restart()
     assert watch(agents, "ending", {"heads": None}, 0) == answer.result()
@@ -89,8 +89,8 @@ def test_an_end_is_taken_back_by_the_next_epoch(agents: Pair) -> None:
     publisher.publish(0, rows(0, 3))
     assert watch(agents, "reopened", {"heads": None}, 0)["ended"]
     publisher.publish(1, rows(3, 3))
-    told = watch(agents, "reopened", {"heads": None}, 0)
-    assert (told["ended"], list(told["heads"].values())) == (False, [2])
+    reported = watch(agents, "reopened", {"heads": None}, 0)
+    assert (reported["ended"], list(reported["heads"].values())) == (False, [2])
     fenced = {"export": "reopened", "query": "query-2", "run": "run-1"}
     call = agents.exporter.client.call
     assert error_code(call, "publisher.finish", **fenced) == "PublisherInUse"

@@ -94,8 +94,8 @@ def test_two_imports_of_one_query_ask_twice_a_second_each_at_most(
     agents: Pair, calls: Counter[str]
 ) -> None:
     runs = [opened(agents, port, frame=port) for port in ("trades", "quotes")]
-    told: dict[str, Any] = {"query": "q", "run": "r", "exports": [], "foreign": False}
-    agents.importer.client.call("query.begin", **told, frames=["trades", "quotes"])
+    reported: dict[str, Any] = {"query": "q", "run": "r", "exports": [], "foreign": False}
+    agents.importer.client.call("query.begin", **reported, frames=["trades", "quotes"])
     calls.clear()
     most = idle(*runs)
     assert sum(calls.values()) <= 2 * most, calls

@@ -106,9 +106,9 @@ def test_junk_without_a_token_writes_no_trace_and_a_line_a_minute(agent: AgentPr
                 refused += 1
     assert refused > len(BODIES) * len(ACTIONS) / 2
     assert agent.status()["pe"] == agent.pe, "it goes on"
-    told = agent.log.read_text()
-    assert "Traceback" not in told
-    assert len(told.splitlines()) <= 3, told
+    reported = agent.log.read_text()
+    assert "Traceback" not in reported
+    assert len(reported.splitlines()) <= 3, reported
 
 
 def test_an_error_of_a_call_with_the_token_has_its_trace(agent: AgentProcess) -> None:

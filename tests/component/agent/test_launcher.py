@@ -92,9 +92,9 @@ def test_an_agent_that_gets_on_with_its_recovery_is_waited_for_beyond_the_time_l
         begun = time.monotonic()
 
         def waited() -> bool:
-            told = {"stream": "s", "done": next(read), "total": 10_000}
+            reported = {"stream": "s", "done": next(read), "total": 10_000}
             fresh = home / "recovering.new"
-            fresh.write_text(json.dumps(told))
+            fresh.write_text(json.dumps(reported))
             fresh.replace(home / "recovering.json")
             refused = tries.exists() and tries.read_text().count("HomeInUse") >= 2
             return refused and time.monotonic() > begun + 2
@@ -134,15 +134,15 @@ def test_an_agent_that_was_killed_is_started_again_on_its_port(
     assert process.client.location == before["location"]
 
 
-def test_the_home_is_told_its_fellows_also_after_one_of_them_was_started_again(
+def test_the_home_learns_its_fellows_also_after_one_of_them_was_started_again(
     start: Start,
 ) -> None:
     home = start()
     fellows = ShardAgentProcesses(home, lambda number: start(pe=number), 2)
 
     def known() -> dict[str, bool]:
-        told = home.client.call("status")["fellows"]
-        return {pe: one["active"] for pe, one in told.items() if one["away"] is None}
+        reported = home.client.call("status")["fellows"]
+        return {pe: one["active"] for pe, one in reported.items() if one["away"] is None}
 
     assert list(home.client.call("status")["fellows"]) == ["default/feed/1", "default/feed/2"]
     before = fellows.processes[0].client

@@ -33,7 +33,7 @@ def feed(agents: Job) -> Job:
         if fellow.process is None:
             fellow.start()
     agents.renew()
-    agents.tell()
+    agents.announce()
     agents.present()
     return agents
 
@@ -70,9 +70,14 @@ def behind(run: Run, end: dict[str, Any]) -> dict[str, Any]:
 
 def figures(feed: Job, run: Run, port: str) -> list[int]:
     """Return rows delivered, filtered, dropped and lost, and what fellows have to count."""
-    told = feed.home.reader_status(run.at["reader"], port)
-    sums = [told["delivered"], told["filtered"], told["dropped"][1], told["lost"][1]]
-    return [*sums, told["counting"]]
+    reported = feed.home.reader_status(run.at["reader"], port)
+    sums = [
+        reported["delivered"],
+        reported["filtered"],
+        reported["dropped"][1],
+        reported["lost"][1],
+    ]
+    return [*sums, reported["counting"]]
 
 
 def lossy(feed: Job, port: str, **more: Any) -> Run:
@@ -91,8 +96,8 @@ def test_epochs_are_left_out_of_which_a_fellow_has_lost_its_part(
     assert sorted(run.read(end)) == [n for n in whole if n % step == 0]
     later = behind(run, end)
     assert list(later["lost"].values()) == [[2, 50]]
-    told = feed.pair.importer.status()["imports"]["readers"][end["reader"]]
-    assert told["lost"] == [2, 50]
+    reported = feed.pair.importer.status()["imports"]["readers"][end["reader"]]
+    assert reported["lost"] == [2, 50]
     delivered = len(whole) // step
     expected = [delivered, len(whole) - delivered, 0, 50, 0]
     until(lambda: figures(feed, run, port) == expected, FAR, f"figures {expected}")
@@ -176,7 +181,7 @@ def test_a_batch_that_was_cut_without_epochs_is_so_again_when_they_are_back(
     victim.home.rename(copy)
     victim.prepare()
     victim.start()
-    feed.tell()
+    feed.announce()
     feed.renew()
     assert run.read(end) == rows_of((0, 1))
     run.stop()
@@ -185,7 +190,7 @@ def test_a_batch_that_was_cut_without_epochs_is_so_again_when_they_are_back(
     victim.home.rename(tmp_path / "empty")
     copy.rename(victim.home)
     victim.start()
-    feed.tell()
+    feed.announce()
     feed.renew()
     feed.home.restart()
     again = lossy(feed, "replayed", at=start)

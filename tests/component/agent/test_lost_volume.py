@@ -43,13 +43,13 @@ def test_who_has_read_all_goes_on_in_the_successor_stream(agents: Pair) -> None:
     assert reader.read(end, after) == [3, 4, 5]
     assert not old & set(agents.exporter.export_status()["streams"])
     assert after["last"] == {f"{agents.exporter.pe}/trades": ["query-1", 1]}
-    (told,) = agents.importer.status()["imports"]["readers"].values()
+    (reported,) = agents.importer.status()["imports"]["readers"].values()
     (stream,) = agents.exporter.export_status()["streams"]
-    assert told["successors"] == 1
-    assert told["successor"] == {"export": f"{agents.exporter.pe}/trades", "stream": stream}
+    assert reported["successors"] == 1
+    assert reported["successor"] == {"export": f"{agents.exporter.pe}/trades", "stream": stream}
 
 
-def test_what_is_published_again_over_a_lost_log_is_told_at_both_ends(agents: Pair) -> None:
+def test_what_is_published_again_over_a_lost_log_is_reported_at_both_ends(agents: Pair) -> None:
     publisher, reader = Publishing(agents.exporter), Reading(agents.importer)
     start = reader.open()
     for batch in range(2):
@@ -65,13 +65,13 @@ def test_what_is_published_again_over_a_lost_log_is_told_at_both_ends(agents: Pa
     assert reader.read(end, after) == [6, 7, 8]
     reader.next(after)
 
-    (told,) = agents.importer.status()["imports"]["readers"].values()
+    (reported,) = agents.importer.status()["imports"]["readers"].values()
     (of_export,) = agents.exporter.export_status()["readers"].values()
-    assert told["duplicates"] == of_export["duplicates"] == [2, 6]
-    assert (told["lagEpochs"], of_export["lagRows"]) == (0, 0)
+    assert reported["duplicates"] == of_export["duplicates"] == [2, 6]
+    assert (reported["lagEpochs"], of_export["lagRows"]) == (0, 0)
 
 
-def test_who_has_not_read_all_is_told_of_the_loss(agents: Pair) -> None:
+def test_who_has_not_read_all_is_informed_of_the_loss(agents: Pair) -> None:
     publisher, reader = Publishing(agents.exporter), Reading(agents.importer)
     start = reader.open()
     publisher.publish(0, rows(0, 3))

@@ -58,7 +58,7 @@ def feed(agents: Job) -> Job:
         if fellow.process is None:
             fellow.start()
     agents.renew()
-    agents.tell()
+    agents.announce()
     agents.present()
     return agents
 
@@ -99,8 +99,8 @@ def test_what_passes_a_filter_is_counted_at_all_agents(feed: Job) -> None:
     tasks.reading.next(end)
 
     def counted() -> bool:
-        told = feed.home.reader_status(end["reader"], "filtered")
-        return (told["delivered"], told["filtered"], told["counting"]) == (24, 96, 0)
+        arrived = feed.home.reader_status(end["reader"], "filtered")
+        return (arrived["delivered"], arrived["filtered"], arrived["counting"]) == (24, 96, 0)
 
     until(counted, FAR, "delivered 24 and filtered 96 of 120")
 
@@ -148,11 +148,11 @@ def large(feed: Job, port: str) -> tuple[Tasks, dict[str, Any]]:
 def once(do: Callable[[], object]) -> Callable[[int], None]:
     """Return a listener that does something when the first batch has arrived."""
 
-    def told(number: int) -> None:
+    def arrived(number: int) -> None:
         if number == 0:
             do()
 
-    return told
+    return arrived
 
 
 def test_a_reader_goes_on_when_a_fellow_was_killed_and_started_again(feed: Job) -> None:
@@ -262,7 +262,7 @@ def test_a_fellow_that_moves_is_followed_by_tasks_and_by_the_home(feed: Job) -> 
         mover.port, other.port = free_port(), old  # what answers there is not who is looked for
         other.start()
         mover.start()
-        feed.tell()
+        feed.announce()
 
     assert tasks.read(ticket, once(move)) == all_rows(BLOCKS)
     assert tasks.read(ticket) == all_rows(BLOCKS), "by the old address, where the other one is"

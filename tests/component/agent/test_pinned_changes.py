@@ -60,12 +60,12 @@ def restart(connected: Connected, run: Run) -> None:
 def counted(connected: Connected, run: Run, rows: tuple[int, int]) -> Callable[[], bool]:
     """Return whether so many rows are delivered and filtered, once all is acknowledged."""
 
-    def told() -> bool:
+    def reported() -> bool:
         run.plan()
         figures = connected.exporter.reader_status(run.at["reader"])
         return (figures["delivered"], figures["filtered"]) == rows
 
-    return told
+    return reported
 
 
 def test_a_filter_holds_from_one_epoch_on_and_a_replay_has_that_of_then(

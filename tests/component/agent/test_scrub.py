@@ -28,7 +28,9 @@ def damaged(agent: AgentProcess) -> list[str]:
     return list(agent.export_status()["damaged"])
 
 
-def test_damage_to_what_the_start_does_not_read_is_found_told_and_not_sent(agents: Pair) -> None:
+def test_damage_to_what_the_start_does_not_read_is_found_reported_and_not_sent(
+    agents: Pair,
+) -> None:
     publisher, reader = Publishing(agents.exporter), Reading(agents.importer)
     start = reader.open()
     for batch in range(3):

@@ -123,7 +123,7 @@ async def test_an_agent_whose_token_is_refused_signs_with_the_key_that_it_has(
     assert broker.shown == [("PUT", BEARER), ("PUT", SIGNED), ("GET", SIGNED)]
 
 
-async def test_where_token_and_signature_are_refused_it_is_the_token_that_is_told_of(
+async def test_where_token_and_signature_are_refused_it_is_the_token_that_is_reported(
     broker: Guarded, linked: Linked
 ) -> None:
     await rounds(linked(broker.url, TOKEN))

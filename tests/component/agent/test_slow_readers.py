@@ -62,7 +62,7 @@ def of_epochs(*epochs: int) -> list[int]:
 @pytest.mark.parametrize(
     ("policy", "volunteers"), [("wait", True), ("drop", False)], ids=["volunteers", "all drop"]
 )
-def test_only_the_reader_that_stands_still_loses_its_oldest_epochs_and_is_told(
+def test_only_the_reader_that_stands_still_loses_its_oldest_epochs_and_is_informed(
     connected: Connected, policy: str, volunteers: bool
 ) -> None:
     buffer = {"maxBytes": "25Ki"}

@@ -55,7 +55,7 @@ async def test_a_broker_whose_certificate_comes_from_the_given_ca_is_asked_by_tl
     assert await secured.declare(secured.url, BrokerTrust(secured.authority.ca)) == 201
 
 
-async def test_without_a_ca_the_system_decides_and_the_remedy_is_told(secured: Secured) -> None:
+async def test_without_a_ca_the_system_decides_and_the_remedy_is_reported(secured: Secured) -> None:
     error = await secured.refusal(secured.url)
 
     assert "give the CA's file with `broker_ca=` or STREAMBROKER_CA" in str(error)

@@ -110,10 +110,10 @@ def test_what_a_job_declares_goes_to_the_broker_with_its_token(
     spec = {"properties": {"kind": "trade"}}
     process.client.call("declare", kind="export", port="trades", spec=spec, redeclare=False)
 
-    def told() -> bool:
+    def reported() -> bool:
         return bool(process.client.call("status")["declarations"]["export/trades"]["told"])
 
-    until(told, SECONDS, "the declaration at the broker")
+    until(reported, SECONDS, "the declaration at the broker")
     broker = BrokerClient(url, "default", Token(OPS))
     found = broker.request("GET", f"{pe_path('feed', 0)}/export/trades/properties")
     assert found.body == {"kind": "trade"}

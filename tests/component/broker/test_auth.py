@@ -138,7 +138,7 @@ async def test_two_tokens_at_once_are_none(door: Door) -> None:
         await refused(await Rest(door.rest.url, session)("GET", "/exports"), 401, "TokenMissing")
 
 
-async def test_what_does_not_exist_is_told_to_whoever_is_known(door: Door) -> None:
+async def test_what_does_not_exist_is_reported_to_anyone_who_is_known(door: Door) -> None:
     await refused(await door("feed", "PUT", "/nothing/here", {}), 404, "NotFound")
     await refused(await door("eyes", "POST", X, {}), 405, "MethodNotAllowed")
 
@@ -246,13 +246,13 @@ async def test_no_parameter_of_another_request_opens_a_namespace(door: Door, pat
 
 
 def test_every_parameter_that_selects_is_tried_on_every_request() -> None:
-    told = json.dumps(description())
-    selecting = set(re.findall(r'"name": "([a-z]+)", "in": "query"', told))
+    reported = json.dumps(description())
+    selecting = set(re.findall(r'"name": "([a-z]+)", "in": "query"', reported))
     tried = {pair.partition("=")[0] for pair in SELECTING[-1].split("&")}
     assert tried == selecting - {"namespace"}
 
 
-async def test_whoever_reads_may_ask_what_a_change_would_do_and_why_ports_are_connected(
+async def test_anyone_who_reads_may_ask_what_a_change_would_do_and_why_ports_are_connected(
     door: Door,
 ) -> None:
     await door("ops", "PUT", X, EXPORT)
@@ -270,7 +270,7 @@ async def test_whoever_reads_may_ask_what_a_change_would_do_and_why_ports_are_co
     assert (await door("eyes", "GET", X)).status == 200
 
 
-async def test_a_set_of_changes_is_for_whoever_may_make_each_of_them(door: Door) -> None:
+async def test_a_set_of_changes_is_for_those_that_may_make_each_of_them(door: Door) -> None:
     mine = {
         "apiVersion": "streambroker.io/v1alpha1",
         "kind": "Export",
@@ -442,7 +442,7 @@ async def test_a_stream_of_events_ends_when_its_token_goes(door: Door) -> None:
 
 
 @pytest.mark.parametrize("broken", ["tokens: [", "tokens: []", "", None])
-async def test_a_broken_file_takes_no_token_away_and_is_told_of_once(
+async def test_a_broken_file_takes_no_token_away_and_is_reported_once(
     door: Door, broken: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     if broken is None:
@@ -527,7 +527,7 @@ async def test_writes_without_a_known_token_add_one_line_of_bounded_length(
     assert len(ours) == 1
 
 
-async def test_every_write_is_told_to_the_audit_log_done_or_refused(
+async def test_every_write_is_reported_to_the_audit_log_done_or_refused(
     door: Door, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "streambroker.audit")
@@ -571,7 +571,7 @@ async def test_of_a_set_of_changes_the_audit_log_names_each(
     assert part(nothing, "status", "code") == (409, "UnknownPort")
 
 
-async def test_registrations_are_told_when_they_change_something_and_never_with_their_key(
+async def test_registrations_are_reported_when_they_change_something_and_never_with_their_key(
     door: Door, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "streambroker.audit")

@@ -88,7 +88,9 @@ async def probed(url: str, path: str) -> tuple[int, Any]:
     return answer.status, body.get("status" if answer.status == 200 else "code")
 
 
-async def test_whether_a_broker_lives_and_answers_is_told_without_a_token(tmp_path: Path) -> None:
+async def test_whether_a_broker_lives_and_answers_is_reported_without_a_token(
+    tmp_path: Path,
+) -> None:
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text(f"tokens: [{{name: ops, token: {TOKEN}, role: admin}}]")
     tokens.chmod(0o600)

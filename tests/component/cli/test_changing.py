@@ -56,14 +56,14 @@ async def test_deleting_by_file_leaves_a_resource_of_another_name_and_all_others
 ) -> None:
     both = written(applied, "mine.yaml", DOCUMENTS.split("\n---\n")[0] + "\n---\n" + MINE)
     code, out, err = await applied("delete", "-f", both)
-    dry, shown, told = await applied("delete", "-f", both, "--dry-run")
+    dry, shown, reported = await applied("delete", "-f", both, "--dry-run")
 
     said = "delete import default/alerts/0/trades: Import default/alerts/0/trades is "
     assert (code, dry, out) == (1, 1, "")
     assert f"PortTaken: {said}'alerts-trades', not 'mine'." in err
     assert "0 of 2 deleted, 1 refused, 1 not tried" in err
     assert "  ! delete import default/alerts/0/trades: PortTaken: " in shown
-    assert told == ""
+    assert reported == ""
     assert await names(applied.rest, "imports") == ["alerts-trades"]
     assert await names(applied.rest, "exports") == ["feed-trades"]
 
@@ -194,7 +194,7 @@ async def test_a_typo_in_the_metadata_is_refused(cli: Cli, change: str, said: st
     assert said in err
 
 
-async def test_every_fault_of_a_file_is_told(cli: Cli) -> None:
+async def test_every_fault_of_a_file_is_reported(cli: Cli) -> None:
     two = export_of(1).replace("port:", "prot:") + export_of(2).replace("n: 2", "n: {a: 1}")
     code, out, err = await cli("apply", "-f", written(cli, "a.yaml", two + export_of(3)))
     first, second = err.splitlines()
@@ -240,14 +240,15 @@ async def test_a_file_with_more_documents_than_a_what_if_takes_is_applied(
 ) -> None:
     monkeypatch.setattr(forecast, "MAX_REQUEST_BYTES", 100)
     many = "".join(map(export_of, range(4)))
-    code, out, told = await cli("apply", "-f", written(cli, "many.yaml", many))
+    code, out, reported = await cli("apply", "-f", written(cli, "many.yaml", many))
     monkeypatch.setattr(forecast, "MAX_CHANGES", 3)
     asked, _, err = await cli("whatif", "-f", written(cli, "many.yaml", many))
 
     assert (code, out.count("created"), asked) == (0, 4, 2)
     assert "takes at most 3 changes, these are 4" in err
     assert (
-        "4 changes are too many for one request; they are sent in 4 parts of at most 1,000" in told
+        "4 changes are too many for one request; they are sent in 4 parts of at most 1,000"
+        in reported
     )
 
 
@@ -319,11 +320,11 @@ async def test_a_command_cannot_both_limit_and_allow_cut_routes(cli: Cli) -> Non
 async def test_a_guard_that_holds_says_so_on_the_standard_error(applied: Cli) -> None:
     other = written(applied, "b.yaml", DOCUMENTS.replace("kind: trade", "kind: quote"))
     code, _, err = await applied("apply", "-f", other, "--max-removed", "0")
-    gone, out, told = await applied("delete", "export/feed-trades", "--max-removed", "0")
+    gone, out, reported = await applied("delete", "export/feed-trades", "--max-removed", "0")
 
     assert (code, gone) == (3, 3)
     assert err == ("streambroker: WouldCut: 1 route would be cut, 0 may be; nothing was changed.\n")
-    assert told == err
+    assert reported == err
     assert out.endswith("nothing was deleted\n")
 
 
@@ -334,11 +335,11 @@ async def test_a_guard_that_holds_says_so_on_the_standard_error(applied: Cli) ->
 async def test_null_is_no_value_of_a_property(applied: Cli, word: str) -> None:
     code, out, err = await applied("set-properties", "feed-trades", word)
     file = written(applied, "a.yaml", export_of(1).replace("n: 1", "n: null"))
-    refused, _, told = await applied("apply", "-f", file)
+    refused, _, reported = await applied("apply", "-f", file)
 
     assert (code, out, refused) == (1, "", 1)
     assert "PropertyInvalid: Invalid property `kind`: it is null; leave it out" in err
-    assert f"PropertyInvalid: {file}, document 1: Invalid property `n`" in told
+    assert f"PropertyInvalid: {file}, document 1: Invalid property `n`" in reported
 
 
 async def test_numbers_are_those_of_yaml_1_2_and_what_is_stored_is_shown(applied: Cli) -> None:
@@ -346,24 +347,24 @@ async def test_numbers_are_those_of_yaml_1_2_and_what_is_stored_is_shown(applied
         "set-properties", "feed-trades", "t=12:30:45", "n=0o14", "v=1_a", "q=no", "e=1e3", "h=0x1f"
     )
     _, shown, _ = await applied("get", "exports", "-o", "yaml")
-    again, told, _ = await applied("apply", "-f", written(applied, "shown.yaml", shown))
+    again, reported, _ = await applied("apply", "-f", written(applied, "shown.yaml", shown))
 
     assert code == 0
     assert ': t="12:30:45" n=12 v="1_a" q=false e=1000 h=31 (routes: ' in out
     assert yaml.safe_load(shown)["spec"]["properties"]["t"] == "12:30:45"
-    assert (again, "unchanged" in told) == (0, True)
+    assert (again, "unchanged" in reported) == (0, True)
 
 
 @pytest.mark.parametrize("text", ["1e3", "09", "0o17", "12:30", "1_0", "2026-01-02", "no"])
 async def test_a_text_that_looks_like_something_else_stays_a_text(applied: Cli, text: str) -> None:
     await applied.rest("PUT", "/job/feed/pe/0/export/trades/properties", {"p": text})
     _, shown, _ = await applied("get", "exports", "-o", "yaml")
-    _, told, _ = await applied("apply", "-f", written(applied, "shown.yaml", shown))
+    _, reported, _ = await applied("apply", "-f", written(applied, "shown.yaml", shown))
 
-    assert "unchanged" in told
+    assert "unchanged" in reported
 
 
-async def test_an_import_that_a_change_leaves_without_a_route_is_told_why(applied: Cli) -> None:
+async def test_an_import_that_a_change_leaves_without_a_route_learns_why(applied: Cli) -> None:
     code, out, err = await applied("set-subscription", "alerts-trades", "knid == 5")
     fine = await applied("set-subscription", "import", "alerts-trades", 'kind == "trade"')
 
@@ -392,7 +393,7 @@ async def test_an_import_that_a_change_leaves_without_a_route_is_told_why(applie
         ([], "Give a COMMAND"),
     ],
 )
-def test_a_wrong_command_line_is_told_what_to_write(
+def test_a_wrong_command_line_learns_what_to_write(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(words)
@@ -419,12 +420,12 @@ def test_help_and_the_release_are_commands_and_options(
 async def test_a_resource_of_the_other_kind_is_named(applied: Cli) -> None:
     _, _, err = await applied("explain", "feed-trades")
     code, out, _ = await applied("get", "feed-trades", "-o", "name")
-    top, _, told = await applied("top", "nope/0/x")
+    top, _, reported = await applied("top", "nope/0/x")
     shown, routes, _ = await applied("top", "feed-trades")
 
     assert "it is an export: write export/feed-trades" in err
     assert (code, out) == (0, "export/feed-trades\n")
-    assert (top, "UnknownPort" in told, shown) == (1, True, 0)
+    assert (top, "UnknownPort" in reported, shown) == (1, True, 0)
     assert " feed/0/trades " in routes
 
 

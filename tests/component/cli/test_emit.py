@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from support.agents.emitting import LOG, errander
+from support.agents.emitting import LOG, command_agent
 from support.brokers.commands import Cli
 
 FEED = "/job/feed/pe/0"
@@ -16,7 +16,7 @@ FEED = "/job/feed/pe/0"
 async def test_a_tuple_goes_to_the_importers_of_an_export_by_any_of_its_names(
     applied: Cli,
 ) -> None:
-    async with errander(applied.rest, FEED) as agent:
+    async with command_agent(applied.rest, FEED) as agent:
         names = ("feed-trades", "feed/0/trades", "export/feed-trades", "default/feed/0/trades")
         said = [await applied("emit", name, "EndOfDay", "{day: 2013-01-01}") for name in names]
 
@@ -30,7 +30,7 @@ async def test_a_tuple_goes_to_the_importers_of_an_export_by_any_of_its_names(
 async def test_a_tuple_goes_to_the_operators_of_a_pe(applied: Cli, aim: str) -> None:
     to = ("--operator", "multiply", "--bucket", "3", "--key", "IBM", "--key", "7")
     when = ("--delivery", "AT_TIME", "--at", "1970-01-01T00:00:01.5Z")
-    async with errander(applied.rest, FEED) as agent:
+    async with command_agent(applied.rest, FEED) as agent:
         code, out, _ = await applied("emit", aim, "SetFactor", *to, *when)
 
     assert (code, out) == (0, f"pe default/feed/0 emitted SetFactor {LOG}/0\n")
@@ -44,7 +44,7 @@ async def test_a_tuple_goes_to_the_operators_of_a_pe(applied: Cli, aim: str) -> 
 
 
 async def test_a_repeated_request_is_one_tuple(applied: Cli) -> None:
-    async with errander(applied.rest, FEED) as agent:
+    async with command_agent(applied.rest, FEED) as agent:
         for _ in range(2):
             assert (await applied("emit", "feed/0", "a", "--request-id", "once"))[0] == 0
         assert (await applied("emit", "feed/0", "a"))[0] == 0
@@ -53,18 +53,18 @@ async def test_a_repeated_request_is_one_tuple(applied: Cli) -> None:
 
 
 async def test_it_waits_until_all_have_applied_it(applied: Cli) -> None:
-    async with errander(applied.rest, FEED) as agent:
+    async with command_agent(applied.rest, FEED) as agent:
         agent.applied = True
         code, out, _ = await applied("emit", "feed/0/trades", "a", "--wait")
-        told = await applied("emit", "feed/0/trades", "a", "--wait", "-o", "json")
+        reported = await applied("emit", "feed/0/trades", "a", "--wait", "-o", "json")
 
-    assert (code, told[0]) == (0, 0)
+    assert (code, reported[0]) == (0, 0)
     assert out.splitlines()[1] == f"export default/feed/0/trades applied {LOG}/0 by 1"
-    assert json.loads(told[1])["applied"] is True
+    assert json.loads(reported[1])["applied"] is True
 
 
 async def test_who_has_not_applied_it_in_time_is_named(applied: Cli) -> None:
-    async with errander(applied.rest, FEED):
+    async with command_agent(applied.rest, FEED):
         wait = ("--wait", "--timeout", "0.5", "--request-id", "mine")
         code, out, err = await applied("emit", "feed/0/trades", "a", *wait)
 
@@ -76,7 +76,7 @@ async def test_who_has_not_applied_it_in_time_is_named(applied: Cli) -> None:
 async def test_an_agent_that_is_away_is_asked_again(applied: Cli) -> None:
     sending = asyncio.ensure_future(applied("emit", "feed/0/trades", "a", "--timeout", "30"))
     await asyncio.sleep(0.3)
-    async with errander(applied.rest, FEED) as agent:
+    async with command_agent(applied.rest, FEED) as agent:
         code, out, _ = await sending
 
     assert (code, len(agent.requests)) == (0, 1)
@@ -110,7 +110,7 @@ async def test_in_the_end_it_is_said_how_to_repeat_the_request(applied: Cli) -> 
 async def test_what_cannot_be_is_refused_with_a_remedy(
     applied: Cli, words: tuple[str, ...], code: int, said: str
 ) -> None:
-    async with errander(applied.rest, FEED) as agent:
+    async with command_agent(applied.rest, FEED) as agent:
         refused, out, err = await applied("emit", *words)
 
     assert (refused, out, agent.done) == (code, "", [])

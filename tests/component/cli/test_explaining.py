@@ -245,14 +245,14 @@ async def test_a_dry_run_of_the_client_asks_no_broker(cli: Cli) -> None:
 
 async def test_apply_and_delete_with_a_guard_change_nothing_that_cuts_more(cli: Cli) -> None:
     cli.file.write_text(OTHER)
-    kept, told, _ = await cli("apply", "-f", str(cli.file), "--max-removed", "0")
+    kept, reported, _ = await cli("apply", "-f", str(cli.file), "--max-removed", "0")
     export = (await cli.rest("GET", "/job/feed/pe/0/export/trades")).body
     undeleted, _, _ = await cli("delete", "export/feed-trades", "--max-removed", "0")
     done, out, _ = await cli("apply", "-f", str(cli.file), "--max-removed", "1")
     gone, _, _ = await cli("delete", "export/feed-trades", "--max-removed", "1")
 
     assert (kept, undeleted, done, gone) == (3, 3, 0, 0)
-    assert "1 added, 1 cut, 0 kept, 0 changed; nothing was applied" in told
+    assert "1 added, 1 cut, 0 kept, 0 changed; nothing was applied" in reported
     assert export["spec"]["properties"]["kind"] == "trade"
     assert out.splitlines()[-1] == "1 added, 1 cut, 0 kept, 0 changed"
     assert (await cli.rest("GET", "/exports")).body["items"] == []

@@ -76,8 +76,10 @@ async def test_top_names_the_fellows_of_those_that_export(cli: Cli) -> None:
     ]
     _, out, _ = await cli("top", "-o", "json")
     assert json.loads(out)["fellows"] == {HOME: [HERE, AWAY]}
-    told = {n: (await cli.rest("GET", f"/top?namespace={n}")).body["fellows"] for n in ("*", "lab")}
-    assert told == {"*": {HOME: [HERE, AWAY]}, "lab": {}}
+    reported = {
+        n: (await cli.rest("GET", f"/top?namespace={n}")).body["fellows"] for n in ("*", "lab")
+    }
+    assert reported == {"*": {HOME: [HERE, AWAY]}, "lab": {}}
 
 
 async def test_what_an_agent_said_of_its_fellows_long_ago_is_not_shown_by_top(
@@ -139,8 +141,8 @@ def started(home: AgentProcess, fellow: AgentProcess) -> None:
     """Start both; the home is told of its fellow as the driver does it."""
     fellow.start()
     home.start()
-    told = {"pe": fellow.pe, "location": fellow.location, "token": fellow.address["token"]}
-    home.client.call("fellows", agents=[told])
+    reported = {"pe": fellow.pe, "location": fellow.location, "token": fellow.address["token"]}
+    home.client.call("fellows", agents=[reported])
 
 
 async def shown(cli: Cli, wanted: str) -> None:

@@ -46,9 +46,12 @@ async def test_a_list_can_be_put_again_and_changes_nothing(put: Cli) -> None:
     again = put.file.with_name("again.yaml")
     again.write_text(said)
 
-    code, told, _ = await put("patterns", "put", "alerts", "-f", str(again))
+    code, reported, _ = await put("patterns", "put", "alerts", "-f", str(again))
 
-    assert (code, told) == (0, "pattern alerts/cheap unchanged\npattern alerts/dear unchanged\n")
+    assert (code, reported) == (
+        0,
+        "pattern alerts/cheap unchanged\npattern alerts/dear unchanged\n",
+    )
 
 
 async def test_a_rule_is_shown_enabled_and_deleted(put: Cli) -> None:
@@ -63,7 +66,7 @@ async def test_a_rule_is_shown_enabled_and_deleted(put: Cli) -> None:
     assert left[:2] == (0, "")
 
 
-async def test_a_rule_that_cannot_be_run_is_told_with_its_place(cli: Cli) -> None:
+async def test_a_rule_that_cannot_be_run_is_reported_with_its_place(cli: Cli) -> None:
     file = cli.file.with_name("bad.yaml")
     file.write_text("{id: dear, version: 1, pattern: {stages: [{name: a, where: price >}]}}")
 

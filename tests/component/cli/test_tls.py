@@ -45,7 +45,7 @@ async def test_commands_go_by_tls_where_the_ca_is_given(
     assert (code, out) == (0, "export/feed-trades\n")
 
 
-async def test_without_the_ca_the_remedy_is_told(plain: tuple[Cli, int]) -> None:
+async def test_without_the_ca_the_remedy_is_reported(plain: tuple[Cli, int]) -> None:
     cli, port = plain
     code, _, err = await cli("get", url=f"https://127.0.0.1:{port}")
 

@@ -97,7 +97,7 @@ async def test_a_rate_is_of_two_reports_and_age_of_the_last(cli: Cli, clock: Clo
     assert (second["age"], second["alive"]) == (2.0, True)
 
 
-async def test_a_reader_that_is_new_or_counts_anew_adds_nothing_to_the_rate(
+async def test_a_reader_that_is_new_or_counts_again_adds_nothing_to_the_rate(
     cli: Cli, clock: Clock
 ) -> None:
     await report(cli.rest, reader(delivered=100), reader(reader="r2", delivered=1_000))

@@ -64,12 +64,12 @@ async def test_top_says_what_rules_have_done_and_what_they_wait_for(cli: Cli) ->
     )
 
 
-async def test_programs_get_all_that_was_told_and_other_namespaces_nothing(cli: Cli) -> None:
+async def test_programs_get_all_that_was_set_and_other_namespaces_nothing(cli: Cli) -> None:
     _, out, _ = await cli("top", "-o", "json")
-    told = json.loads(out)
-    assert [one["rule"] for one in told["rules"]] == ["low", "high", "bad"]
-    assert (told["rules"][1]["pe"], told["rules"][1]["matches"]) == (PE, 7)
-    assert told["ruleWaiting"][0]["rows"] == 12
+    reported = json.loads(out)
+    assert [one["rule"] for one in reported["rules"]] == ["low", "high", "bad"]
+    assert (reported["rules"][1]["pe"], reported["rules"][1]["matches"]) == (PE, 7)
+    assert reported["ruleWaiting"][0]["rows"] == 12
     other = (await cli.rest("GET", "/top?namespace=lab")).body
     assert (other["rules"], other["ruleWaiting"]) == ([], [])
 

@@ -66,12 +66,14 @@ async def test_top_says_what_waits_for_a_side_input_and_since_when(cli: Cli) -> 
     )
 
 
-async def test_programs_get_all_that_was_told_and_other_namespaces_nothing(cli: Cli) -> None:
+async def test_programs_get_all_that_was_set_and_other_namespaces_nothing(cli: Cli) -> None:
     _, out, _ = await cli("top", "-o", "json")
     first, second = json.loads(out)["sides"]
     assert (first["pe"], first["input"], second["waitingRows"]) == (PE, "main", 1_200)
-    told = {n: (await cli.rest("GET", f"/top?namespace={n}")).body["sides"] for n in ("*", "lab")}
-    assert (len(told["*"]), told["lab"]) == (2, [])
+    reported = {
+        n: (await cli.rest("GET", f"/top?namespace={n}")).body["sides"] for n in ("*", "lab")
+    }
+    assert (len(reported["*"]), reported["lab"]) == (2, [])
 
 
 async def test_only_the_agents_of_the_routes_that_are_named_are_shown(cli: Cli) -> None:

@@ -165,7 +165,7 @@ async def test_a_route_that_goes_on_with_another_filter_is_shown_with_it(rest: R
         running(rest.url, "watch") as lines,
         running(rest.url, "watch", "routes", "-o", "json") as programs,
     ):
-        await told(rest, lines, programs)
+        await reported(rest, lines, programs)
         await rest("PUT", I, IMPORT)
         await table.line_with("alerts/0/trades")
         await programs.line_with("alerts/0/trades")
@@ -189,8 +189,8 @@ async def test_an_export_that_ends_is_shown_as_ended(rest: Rest) -> None:
     async with running(rest.url, "watch", "exports") as process:
         said = asyncio.ensure_future(two_lines(process))
         while not said.done():  # it says nothing when it begins
-            for told in ("other", "trades"):
-                await rest("GET", "/job/feed/pe/0", If_None_Match=view, Ended=told)
+            for reported in ("other", "trades"):
+                await rest("GET", "/job/feed/pe/0", If_None_Match=view, Ended=reported)
             await asyncio.wait([said], timeout=0.05)
         lines = await said
 
@@ -202,7 +202,7 @@ async def test_watch_shows_lines_for_people_and_json_for_programs(rest: Rest) ->
         running(rest.url, "watch") as lines,
         running(rest.url, "watch", "routes", "-o", "json") as programs,
     ):
-        await told(rest, lines, programs)
+        await reported(rest, lines, programs)
         await rest("PUT", I, IMPORT)
         import_ = await lines.line_with("import  default/alerts/0/trades")
         added = await lines.line_with("route")
@@ -218,7 +218,7 @@ async def test_watch_shows_lines_for_people_and_json_for_programs(rest: Rest) ->
     assert events[1]["reason"] == "SubscriptionFalse"
 
 
-async def told(rest: Rest, *processes: CliProcess) -> None:
+async def reported(rest: Rest, *processes: CliProcess) -> None:
     """Return once all of some watching commands show events: they say nothing when they begin."""
     lines = [asyncio.ensure_future(process.line()) for process in processes]
     while not all(line.done() for line in lines):

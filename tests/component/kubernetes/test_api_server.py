@@ -68,7 +68,7 @@ signal.pause()
     until(lambda: not alive(pid), 10.0, "the program has ended")
 
 
-def test_a_program_that_ends_at_once_is_told_with_what_it_said(tmp_path: Path) -> None:
+def test_a_program_that_ends_at_once_is_reported_with_what_it_said(tmp_path: Path) -> None:
     program = Program(["sh", "-c", "echo no room; exit 3"], tmp_path / "log")
 
     with pytest.raises(AssertionError, match=r"(?s)sh ended.*no room"):

@@ -74,7 +74,7 @@ def test_metrics_are_named_after_their_type_and_unit() -> None:
 def test_labels_that_are_used_are_documented() -> None:
     given = {"namespace", "pod", "le"}
     for where, expression in expressions():
-        told = {label for name in used(expression) & set(METRICS) for label in labels(name)}
+        reported = {label for name in used(expression) & set(METRICS) for label in labels(name)}
         chosen = set(re.findall(r"[{,]\s*([a-z]+)\s*=", expression))
         by = {
             label.strip()
@@ -82,7 +82,7 @@ def test_labels_that_are_used_are_documented() -> None:
             for label in group.split(",")
             if label.strip()
         }
-        assert chosen | by <= told | given, where
+        assert chosen | by <= reported | given, where
 
 
 def test_values_that_are_chosen_are_documented() -> None:
@@ -117,8 +117,8 @@ def test_brackets_of_every_expression_are_closed() -> None:
 
 
 def test_every_alert_is_explained_and_every_explanation_has_an_alert() -> None:
-    told = {charts.words(row[0])[0] for row in charts.table("docs/kubernetes.md", "alert")}
-    assert told == {rule["alert"] for rule in RULES}
+    reported = {charts.words(row[0])[0] for row in charts.table("docs/kubernetes.md", "alert")}
+    assert reported == {rule["alert"] for rule in RULES}
     for rule in RULES:
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
         assert rule["for"]

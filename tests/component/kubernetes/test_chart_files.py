@@ -198,13 +198,13 @@ def test_an_executor_gets_the_options_of_the_jvm_in_order_and_whole(tmp_path: Pa
     assert shown[13:15] == ["-Xms1024m", "-Xmx1024m"]
 
 
-def test_an_executor_is_told_who_it_is(tmp_path: Path) -> None:
+def test_an_executor_learns_who_it_is(tmp_path: Path) -> None:
     shown = run_entrypoint(tmp_path, "executor", SPARK_EXTRA_CLASSPATH="/opt/extra/*", **EXECUTOR)
     assert shown[0] == "java"
     assert shown[shown.index("-cp") + 1] == "/opt/spark/conf:/opt/extra/*:/opt/spark/jars/*"
     backend = shown.index("org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend")
-    told = dict(zip(shown[backend + 1 :: 2], shown[backend + 2 :: 2], strict=True))
-    assert told == {
+    reported = dict(zip(shown[backend + 1 :: 2], shown[backend + 2 :: 2], strict=True))
+    assert reported == {
         "--driver-url": EXECUTOR["SPARK_DRIVER_URL"],
         "--executor-id": "1",
         "--cores": "2",
@@ -220,7 +220,7 @@ def test_anything_else_is_run_as_it_is(tmp_path: Path) -> None:
     assert run_entrypoint(tmp_path, *command) == command
 
 
-def test_an_executor_that_is_not_told_who_it_is_does_not_start(tmp_path: Path) -> None:
+def test_an_executor_that_does_not_learn_who_it_is_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as failed:
         run_entrypoint(tmp_path, "executor")
     assert "SPARK_EXECUTOR_MEMORY" in failed.value.stderr

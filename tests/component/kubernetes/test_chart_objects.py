@@ -110,7 +110,7 @@ def test_the_key_is_32_random_bytes_that_nobody_can_change_and_uninstall_leaves(
     assert [len(key) for key in keys] == [32, 32]
 
 
-def test_the_broker_may_read_the_key_that_it_is_told() -> None:
+def test_the_broker_may_read_the_key_that_it_is_given() -> None:
     for values in ({}, {"key": {"name": "other"}}, {"key": {"create": False}}):
         found = charts.objects(values)
         name = values.get("key", {}).get("name", "streambroker-key")

@@ -88,7 +88,7 @@ def test_a_broker_with_a_webhook_has_the_documented_rights_to_it_and_nothing_mor
 
 
 def test_people_and_programs_have_the_documented_verbs_and_no_other() -> None:
-    told = {
+    reported = {
         (words[0], group_of(row[1]), resource, (), frozenset(charts.words(row[3])))
         for row in charts.table("docs/security.md", "ClusterRole", "API group")
         for words in [charts.words(row[0])]
@@ -101,7 +101,7 @@ def test_people_and_programs_have_the_documented_verbs_and_no_other() -> None:
         if last not in SETS
         for rule in granted(last, each)
     }
-    assert given == told
+    assert given == reported
 
 
 @pytest.mark.parametrize(

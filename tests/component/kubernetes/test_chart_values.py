@@ -99,7 +99,7 @@ def test_maps_that_users_fill_hold_texts_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reported"),
     [
         ({"replicas": 0}, "/replicas"),
         ({"watchNamespaces": []}, "/watchNamespaces"),
@@ -122,14 +122,14 @@ def test_maps_that_users_fill_hold_texts_only() -> None:
         ({"podLabels": {"a": "not a label"}}, "/podLabels/a"),
     ],
 )
-def test_a_value_out_of_its_range_is_refused(values: dict[str, Any], told: str) -> None:
+def test_a_value_out_of_its_range_is_refused(values: dict[str, Any], reported: str) -> None:
     with pytest.raises(helm_python.HelmValuesError) as refused:
         charts.chart().validate_schema(values)
-    assert told in str(refused.value)
+    assert reported in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reported"),
     [
         ({"tls": {"mode": "secret"}}, "tls.secretName: name the Secret"),
         ({"tls": {"mode": "cert-manager"}}, "tls.certManager.issuerName: name the issuer"),
@@ -143,8 +143,8 @@ def test_a_value_out_of_its_range_is_refused(values: dict[str, Any], told: str) 
         ),
     ],
 )
-def test_what_a_tls_mode_needs_is_asked_for(values: dict[str, Any], told: str) -> None:
-    with pytest.raises(helm_python.HelmRenderError, match=told):
+def test_what_a_tls_mode_needs_is_asked_for(values: dict[str, Any], reported: str) -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=reported):
         charts.files(values)
 
 

@@ -59,7 +59,7 @@ def test_rows_that_a_history_of_filters_lets_through_are_explained() -> None:
         "more than was exported",
     ],
 )
-def test_a_row_too_few_or_too_many_is_told(
+def test_a_row_too_few_or_too_many_is_reported(
     rows: list[Row], history: list[Filter | None], exported: int, problem: str
 ) -> None:
     fine, said = explained(rows, history, exported)

@@ -289,7 +289,7 @@ def test_absent_fields_are_stored_with_their_defaults(door: Door) -> None:
     }
 
 
-def test_both_faults_of_a_manifest_are_told_at_once(door: Door) -> None:
+def test_both_faults_of_a_manifest_are_reported_at_once(door: Door) -> None:
     answer = door.create("exports", document("Export", "bad", {**EXPORT, "pe": -1, "port": "9"}))
 
     assert "spec.pe" in answer.message

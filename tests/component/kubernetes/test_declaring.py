@@ -151,7 +151,7 @@ async def test_get_and_patch_are_all_that_a_change_needs_and_create_a_declaratio
     assert caught.value.code == "NotPermitted"
 
 
-async def test_an_agent_is_told_in_the_status_of_its_resources_and_known_to_all_replicas(
+async def test_an_agent_is_reported_in_the_status_of_its_resources_and_known_to_all_replicas(
     replica: Made, others: Others, namespace: str
 ) -> None:
     others.declare("Export", {**FEED, "properties": {}})

@@ -140,7 +140,7 @@ def test_a_status_moves_the_point_alone(objects: ClusterObjects, feeder: FeederN
     with follow(objects, feeder, timing=CALM).running() as followed:
         followed.await_synced()
         await_kopf(followed)
-        told = len(followed.events)
+        reported = len(followed.events)
         before = followed.call(lambda: followed.board.reader.point)
         objects.touch("Export", "first", 7)
         until(
@@ -149,7 +149,7 @@ def test_a_status_moves_the_point_alone(objects: ClusterObjects, feeder: FeederN
             "the point moves",
         )
 
-        assert {type(event) for event in followed.events[told:]} <= {FeedAdvanced}
+        assert {type(event) for event in followed.events[reported:]} <= {FeedAdvanced}
 
 
 @both
@@ -250,7 +250,7 @@ def test_the_last_resource_can_go_without_a_word(
         assert followed.health().missed_deletions >= 1
 
 
-def test_a_sweep_counts_what_nobody_told_of(objects: ClusterObjects) -> None:
+def test_a_sweep_counts_what_nobody_reported(objects: ClusterObjects) -> None:
     uid = objects.write("Export", "first")
     with follow(objects, "reflector").running() as followed:
         followed.await_synced()
@@ -582,7 +582,7 @@ def test_kopf_ends_with_its_parent(objects: ClusterObjects) -> None:
             process.kill()
 
 
-def test_a_stranger_is_told_and_learns_nothing(objects: ClusterObjects) -> None:
+def test_a_stranger_is_informed_and_learns_nothing(objects: ClusterObjects) -> None:
     access = from_kubeconfig(objects.api.kubeconfig("stranger"))
     with Followed(access, "reflector", [objects.namespace]).running() as followed:
         until(lambda: "403" in followed.health().last_error, 20.0, "the refusal is told")

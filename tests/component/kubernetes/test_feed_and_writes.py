@@ -85,7 +85,7 @@ async def fed(api: ApiServer, namespace: str, others: Others) -> AsyncIterator[F
         await asyncio.sleep(0)
 
 
-async def test_a_change_is_told_once_though_the_feed_brings_it_back(fed: Fed) -> None:
+async def test_a_change_is_reported_once_though_the_feed_brings_it_back(fed: Fed) -> None:
     assert fed.import_ is not None
     changed = replace(fed.import_, filter="price > 2.0")
     written = await fed.runtime.put(changed, touched=(("filter",),))
@@ -104,7 +104,7 @@ async def test_changes_of_others_come_by_the_feed(fed: Fed, others: Others) -> N
     assert (fed.import_.start, fed.import_.filter) == ("earliest", "price > 2.0")
 
 
-async def test_what_was_deleted_stays_so_until_somebody_makes_it_anew(
+async def test_what_was_deleted_stays_so_until_somebody_makes_it_again(
     fed: Fed, others: Others
 ) -> None:
     assert fed.import_ is not None

@@ -25,7 +25,7 @@ class Candidate:
     """A process, and when it said what."""
 
     def __init__(self, server: ApiServer, namespace: str) -> None:
-        self.told: list[tuple[float, str]] = []
+        self.reported: list[tuple[float, str]] = []
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -45,16 +45,16 @@ class Candidate:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.told.append((time.monotonic(), line.strip()))
+            self.reported.append((time.monotonic(), line.strip()))
 
     @property
     def leads(self) -> bool:
-        return bool(self.told) and self.told[-1][1] == "leads"
+        return bool(self.reported) and self.reported[-1][1] == "leads"
 
     def leading(self, seconds: float) -> float:
         """Wait until it leads; return when it said so."""
         until(lambda: self.leads, seconds, "it leads")
-        return self.told[-1][0]
+        return self.reported[-1][0]
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -130,7 +130,7 @@ def test_an_api_server_that_hangs_ends_leading_and_it_goes_on_afterwards(
         own_api.program.pause()
         paused = time.monotonic()
         until(lambda: not candidate.leads, 15, "it does not lead")
-        assert candidate.told[-1][0] - paused <= 10.5
+        assert candidate.reported[-1][0] - paused <= 10.5
 
         own_api.program.resume()
         candidate.leading(20)

@@ -81,7 +81,7 @@ def test_the_one_who_leads_hears_what_agents_tell_the_other(
     assert not other.leads
 
 
-def test_every_replica_says_that_an_export_has_ended_whichever_its_agent_told(
+def test_every_replica_says_that_an_export_has_ended_whichever_its_agent_reported(
     api: ApiServer, replicas: list[Operator], namespace: str
 ) -> None:
     leader, other = replicas
@@ -116,7 +116,7 @@ def test_what_one_replica_was_asked_to_change_the_other_shows_moments_later(
         until(lambda: shown(reads) == {"filter": wanted}, BEHIND_S, "the other one shows it")  # noqa: B023
 
 
-def test_an_agent_that_starts_anew_at_the_other_replica_is_known_to_both(
+def test_an_agent_that_starts_again_at_the_other_replica_is_known_to_both(
     api: ApiServer, replicas: list[Operator], namespace: str
 ) -> None:
     leader, other = replicas
@@ -144,10 +144,12 @@ def test_an_agent_that_starts_anew_at_the_other_replica_is_known_to_both(
             20.0,
             "both have seen it",
         )
-    told = [one for one in api.writes() if "fieldManager=streambroker-agent" in one["requestURI"]]
+    reported = [
+        one for one in api.writes() if "fieldManager=streambroker-agent" in one["requestURI"]
+    ]
 
     assert all_know()
-    answers = [one["responseStatus"]["code"] for one in told if namespace in one["requestURI"]]
+    answers = [one["responseStatus"]["code"] for one in reported if namespace in one["requestURI"]]
     # A conflict changes nothing: who writes statuses was faster, and the write is repeated.
     assert [code for code in answers if code != 409] == [200] * 3, answers
 
@@ -189,7 +191,7 @@ def test_after_a_kill_the_other_leads_and_the_first_hint_is_taken(
     until(lambda: ready_over(api, namespace, other, (feed, alerts)), 20.0, "ready again")
 
 
-def test_what_is_changed_by_rest_is_steered_and_kubectl_is_told(
+def test_what_is_changed_by_rest_is_steered_and_kubectl_is_informed(
     api: ApiServer, broker: Operator, namespace: str
 ) -> None:
     _, alerts = connected(api, namespace, broker)
@@ -250,7 +252,7 @@ def test_an_api_server_that_is_away_takes_no_route_and_no_answer(
 
 
 @pytest.mark.parametrize("feeder", ["kopf", "reflector"])
-def test_a_broker_that_starts_anew_takes_no_route_down(
+def test_a_broker_that_starts_again_takes_no_route_down(
     api: ApiServer, tmp_path: Path, namespace: str, feeder: str
 ) -> None:
     make_key(api, namespace)
@@ -289,14 +291,14 @@ def routes(broker: Operator, agent: SignedAgent) -> list[Any]:
     return found
 
 
-def test_a_broker_that_is_told_to_end_answers_until_nobody_asks_it_any_more(
+def test_a_broker_that_is_asked_to_end_answers_until_nobody_asks_it_any_more(
     api: ApiServer, tmp_path: Path, namespace: str
 ) -> None:
     make_key(api, namespace)
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/streambroker"
     with operator(api, tmp_path, namespace, "--feeder", "reflector", "--drain", "8") as broker:
         _, alerts = connected(api, namespace, broker)
-        told = time.monotonic()
+        reported = time.monotonic()
         broker.process.terminate()
         until(lambda: broker.probe("/readyz")[0] == 503, 6.0, "it is not ready")
         until(
@@ -309,7 +311,7 @@ def test_a_broker_that_is_told_to_end_answers_until_nobody_asks_it_any_more(
         assert (status, headers["Connection"]) == (200, "close")
         assert broker.probe("/livez")[0] == 200
         assert broker.process.wait(30.0) == 0
-        assert time.monotonic() - told >= 8.0
+        assert time.monotonic() - reported >= 8.0
 
 
 def test_a_job_applies_its_own_ports_and_no_others(
@@ -360,7 +362,7 @@ def test_who_has_no_right_reads_nothing_and_changes_nothing(
             assert broker.call(token, *request)[0] == expected, request
 
 
-def test_people_are_told_by_events_what_happened(
+def test_people_learn_by_events_what_happened(
     api: ApiServer, broker: Operator, namespace: str
 ) -> None:
     connected(api, namespace, broker)

@@ -95,11 +95,11 @@ def passes(seconds: float, meanwhile: Callable[[], object]) -> None:
 def stays_away(api: ApiServer, namespace: str, broker: Operator, alerts: SignedAgent) -> None:
     """Have one agent ask on, until the other is told to be away at both ends."""
 
-    def told() -> bool:
+    def reported() -> bool:
         alerts.poll(broker)
         return reasons(api, namespace) == {"AgentAway"}
 
-    until(told, 20.0, "the silent agent is away")
+    until(reported, 20.0, "the silent agent is away")
 
 
 def test_an_agent_that_is_silent_is_away_and_costs_one_write_at_each_end(
@@ -195,9 +195,9 @@ def test_a_broker_tells_every_figure_of_the_docs_and_no_others(
         samples = shown[name]
         assert samples, name
         assert all(set(sample) - {"le"} == set(labels) for sample in samples), name
-        told = {v for sample in samples for k, v in sample.items() if k not in FREE}
-        assert told - KINDS == set(values) - KINDS, name
-        assert not set(labels) & {"kind"} or told >= KINDS, name
+        reported = {v for sample in samples for k, v in sample.items() if k not in FREE}
+        assert reported - KINDS == set(values) - KINDS, name
+        assert not set(labels) & {"kind"} or reported >= KINDS, name
     assert value(broker, 'streambroker_api_writes_total{object="spec",result="done"}') == 1
     counted = 'streambroker_api_writes_total{object="status",result="done"}'
     until(  # the API server notes a write before its answer is there

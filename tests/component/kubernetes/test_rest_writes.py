@@ -80,7 +80,7 @@ async def test_before_the_feed_has_listed_nothing_is_answered(broker: Served) ->
     assert (answer.status, answer.code) == (503, "NotSynced")
 
 
-async def test_a_change_is_in_the_views_when_it_is_answered_and_told_once(
+async def test_a_change_is_in_the_views_when_it_is_answered_and_reported_once(
     broker: Served, others: Others
 ) -> None:
     others.declare("Export", TRADES)
@@ -210,7 +210,7 @@ async def test_several_changes_are_tried_before_the_first_is_made(
     assert [one["became"] for one in made.body["results"]] == ["created"]
 
 
-async def test_changes_of_others_are_told_to_those_who_follow(
+async def test_changes_of_others_are_reported_to_those_who_follow(
     broker: Served, others: Others, api: ApiServer
 ) -> None:
     others.declare("Export", TRADES)
@@ -220,13 +220,15 @@ async def test_changes_of_others_are_told_to_those_who_follow(
     broker.look()
     api.request("DELETE", others.path("Export", "feed"))
     broker.look()
-    told = broker.runtime.change_log.events_after(count, 20) or []
-    names = [change.name for change in told]
+    reported = broker.runtime.change_log.events_after(count, 20) or []
+    names = [change.name for change in reported]
     assert names[0] == "import"
     assert names.index("route-cut") > names.index("route-added")
 
 
-async def test_an_event_of_the_feed_is_told_as_what_it_is(broker: Served, others: Others) -> None:
+async def test_an_event_of_the_feed_is_reported_as_what_it_is(
+    broker: Served, others: Others
+) -> None:
     document = others.declare("Import", WANTED)
     broker.look()
     count = broker.runtime.change_log.count
@@ -235,8 +237,8 @@ async def test_an_event_of_the_feed_is_told_as_what_it_is(broker: Served, others
     version = int(changed["metadata"]["resourceVersion"])
     for _ in range(2):
         broker.runtime.feed.deliver(ImportApplied(import_=resource, version=version))  # type: ignore[arg-type]
-    told = broker.runtime.change_log.events_after(count, 20) or []
-    assert [change.name for change in told].count("import") == 1
+    reported = broker.runtime.change_log.events_after(count, 20) or []
+    assert [change.name for change in reported].count("import") == 1
     assert document["metadata"]["uid"] == resource.uid
     key = PortKey.parse(f"{broker.replica.namespace}/alerts/0/trades")
     stored = broker.runtime.get_stored("Import", key)

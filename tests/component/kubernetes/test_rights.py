@@ -74,7 +74,7 @@ async def held(api: HttpApi, namespace: str, identity: str) -> bool:
     return led
 
 
-async def tell_events(api: HttpApi, namespace: str) -> bool:
+async def write_events(api: HttpApi, namespace: str) -> bool:
     """Write an Event, and its series."""
     events = EventWriter(api, "broker-0")
     note = EventNote(
@@ -149,7 +149,7 @@ USES: dict[str, tuple[Use, tuple[Right, ...]]] = {
     },
     "Lease": (hold_lease, tuple((LEASES, "leases", v) for v in ("get", "create", "update"))),
     "key": (read_key, (("", "secrets", "get"),)),
-    "Events": (tell_events, tuple((EVENTS, "events", v) for v in ("create", "patch"))),
+    "Events": (write_events, tuple((EVENTS, "events", v) for v in ("create", "patch"))),
     "reviews": (
         review,
         (

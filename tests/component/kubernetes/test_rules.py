@@ -168,7 +168,7 @@ def agent(api: ApiServer, namespace: str, broker: Operator) -> SignedAgent:
     return found
 
 
-def told(agent: SignedAgent, broker: Operator) -> list[tuple[str, int, bool]]:
+def reported(agent: SignedAgent, broker: Operator) -> list[tuple[str, int, bool]]:
     """Return id and version of each rule that the agent is told, and whether it can be run."""
     agent.version = ""
     view = agent.poll(broker)
@@ -180,7 +180,7 @@ def test_a_rule_reaches_the_agent_and_what_that_reports_the_status(
     rules: Rules, broker: Operator, agent: SignedAgent
 ) -> None:
     rules.apply("dear", id="dear.one")
-    until(lambda: told(agent, broker) == [("dear.one", 1, True)], 20.0, "the agent has it")
+    until(lambda: reported(agent, broker) == [("dear.one", 1, True)], 20.0, "the agent has it")
     until(
         lambda: rules.conditions("dear").get("Accepted") == ("True", "Accepted"),
         20.0,
@@ -207,7 +207,7 @@ def test_an_invalid_rule_says_where_and_nothing_else_changes(
 ) -> None:
     rules.apply("dear")
     rules.apply("other")
-    until(lambda: len(told(agent, broker)) == 2, 20.0, "the agent has both")
+    until(lambda: len(reported(agent, broker)) == 2, 20.0, "the agent has both")
 
     rules.apply("dear", 2, pattern=BAD)
     until(
@@ -220,7 +220,7 @@ def test_an_invalid_rule_says_where_and_nothing_else_changes(
     assert "pattern.stages[0].where, line 1, column 8" in message
     assert message.startswith("generation 2 is refused: ")
     assert message.endswith("; generation 1 runs")
-    assert told(agent, broker) == [("dear", 1, True), ("other", 1, True)]
+    assert reported(agent, broker) == [("dear", 1, True), ("other", 1, True)]
     until(
         lambda: rules.conditions("other").get("Accepted") == ("True", "Accepted"),
         20.0,
@@ -240,7 +240,7 @@ def test_rest_changes_objects_and_what_others_declare_is_theirs(
     made = rest("PUT", "mine", {"version": 1, "pattern": PATTERN})
     assert made[0] == 201, made
     assert rules.get("alerts.mine")["spec"]["version"] == 1
-    until(lambda: told(agent, broker) == [("mine", 1, True)], 20.0, "the agent has it")
+    until(lambda: reported(agent, broker) == [("mine", 1, True)], 20.0, "the agent has it")
     assert rest("PUT", "mine", {"version": 2, "pattern": PATTERN})[0] == 200
     assert rest("PUT", "mine", {"version": 2, "pattern": BAD})[0] == 422
     assert rules.get("alerts.mine")["spec"]["version"] == 2
@@ -253,7 +253,7 @@ def test_rest_changes_objects_and_what_others_declare_is_theirs(
     assert rest("POST", "theirs/enable")[0] == 200
     assert rules.get("theirs")["spec"]["enable"] == 1
     assert rest("DELETE", "mine")[0] == 200
-    until(lambda: [one[0] for one in told(agent, broker)] == ["theirs"], 20.0, "it is gone")
+    until(lambda: [one[0] for one in reported(agent, broker)] == ["theirs"], 20.0, "it is gone")
 
 
 def test_others_than_the_job_need_the_clusters_rights(

@@ -89,15 +89,15 @@ async def test_an_end_and_its_being_taken_back_are_one_write_each(
         broker.register("feed", "alerts")
         broker.poll("feed", "alerts")
         await broker.settled()
-        before, told = written(api, namespace), []
+        before, reported = written(api, namespace), []
         for ports in (["trades"], ["trades"], [], []):
             broker.say("feed", *ports)
             await broker.settled()
             found = await broker.read("Export", "feed-trades")
-            told.append(conditions(found).get("Ended"))
+            reported.append(conditions(found).get("Ended"))
             assert conditions(found)["Ready"] == ("True", "Ready")
 
-        assert told == [("True", "Finished"), ("True", "Finished"), None, None]
+        assert reported == [("True", "Finished"), ("True", "Finished"), None, None]
         assert written(api, namespace) - before == 2
 
         broker.say("feed", "trades")
@@ -271,11 +271,11 @@ async def test_transitions_are_events_that_kubectl_describe_shows(
         assert broker.events.failed + broker.events.refused == 0
         assert broker.events.written == 3
 
-    told = api.kubectl("describe", "imports", "alerts-trades", "-n", namespace).stdout
-    assert "Warning" in told
-    assert "SubscriptionInvalid" in told
-    assert "line 1" in told
-    assert "generation 1 runs" in told
+    reported = api.kubectl("describe", "imports", "alerts-trades", "-n", namespace).stdout
+    assert "Warning" in reported
+    assert "SubscriptionInvalid" in reported
+    assert "line 1" in reported
+    assert "generation 1 runs" in reported
 
 
 async def test_events_of_a_series_are_counted_in_place(api: ApiServer, namespace: str) -> None:

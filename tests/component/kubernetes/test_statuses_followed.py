@@ -27,7 +27,7 @@ def condition(resource: dict[str, Any], name: str) -> tuple[str, str]:
     return next(((c["status"], c["reason"]) for c in found if c["type"] == name), ("", ""))
 
 
-async def told(broker: Broker, kind: Any, name: str, which: str, reason: str) -> dict[str, Any]:
+async def reported(broker: Broker, kind: Any, name: str, which: str, reason: str) -> dict[str, Any]:
     """Wait until a condition has a reason; return the resource."""
     for _ in range(400):
         found = await broker.read(kind, name)
@@ -38,7 +38,7 @@ async def told(broker: Broker, kind: Any, name: str, which: str, reason: str) ->
 
 
 @pytest.mark.parametrize("feeder", ["reflector", "kopf"])
-async def test_a_change_by_kubectl_is_told_and_then_there_is_rest(
+async def test_a_change_by_kubectl_is_reported_and_then_there_is_rest(
     api: ApiServer, namespace: str, feeder: str
 ) -> None:
     async with fed_broker_at(api, namespace, feeder) as broker:
@@ -46,14 +46,14 @@ async def test_a_change_by_kubectl_is_told_and_then_there_is_rest(
         assert await true(lambda: broker.board.reader.route_count == 1)
         broker.register("feed", "alerts")
         broker.poll("feed", "alerts")
-        await told(broker, "Import", "alerts-trades", "Ready", "Ready")
-        await told(broker, "Export", "feed-trades", "Ready", "Ready")
+        await reported(broker, "Import", "alerts-trades", "Ready", "Ready")
+        await reported(broker, "Export", "feed-trades", "Ready", "Ready")
 
         patch = '{"spec": {"subscription": "kind == \\"quote\\""}}'
         api.kubectl("patch", "simp", "alerts-trades", "-n", namespace, "--type=merge", "-p", patch)
-        found = await told(broker, "Import", "alerts-trades", "Ready", "NoMatch")
+        found = await reported(broker, "Import", "alerts-trades", "Ready", "NoMatch")
         assert found["status"]["observedGeneration"] == 2
-        await told(broker, "Export", "feed-trades", "Ready", "NoMatch")
+        await reported(broker, "Export", "feed-trades", "Ready", "NoMatch")
 
         await broker.settled()
         before = writes(api, namespace)
@@ -68,9 +68,9 @@ async def test_another_leader_writes_nothing_that_is_right(api: ApiServer, names
         broker.register("feed", "alerts")
         broker.poll("feed", "alerts")
         broker.say("feed", "trades")
-        await told(broker, "Import", "alerts-trades", "Ready", "Ready")
-        await told(broker, "Export", "feed-trades", "Ready", "Ready")
-        await told(broker, "Export", "feed-trades", "Ended", "Finished")
+        await reported(broker, "Import", "alerts-trades", "Ready", "Ready")
+        await reported(broker, "Export", "feed-trades", "Ready", "Ready")
+        await reported(broker, "Export", "feed-trades", "Ended", "Finished")
         await broker.settled()
     before = writes(api, namespace)
 
@@ -82,7 +82,7 @@ async def test_another_leader_writes_nothing_that_is_right(api: ApiServer, names
 
         assert writes(api, namespace) == before
         another.say("feed")
-        await told(another, "Export", "feed-trades", "Ended", "")
+        await reported(another, "Export", "feed-trades", "Ended", "")
 
 
 async def test_what_cannot_be_read_says_so_and_is_well_once_it_can(
@@ -91,7 +91,7 @@ async def test_what_cannot_be_read_says_so_and_is_well_once_it_can(
     async with fed_broker_at(api, namespace) as broker:
         odd = {**FEED, "spec": {**FEED["spec"], "properties": {"a": ["x", 1]}}}
         await create(broker.api, namespace, [odd])
-        found = await told(broker, "Export", "feed-trades", "Accepted", "PropertyInvalid")
+        found = await reported(broker, "Export", "feed-trades", "Accepted", "PropertyInvalid")
         assert "`a`" in found["status"]["conditions"][0]["message"]
 
         api.request(
@@ -100,18 +100,18 @@ async def test_what_cannot_be_read_says_so_and_is_well_once_it_can(
             {"spec": {"properties": {"a": ["x"]}}},
             content_type="application/merge-patch+json",
         )
-        found = await told(broker, "Export", "feed-trades", "Accepted", "Accepted")
+        found = await reported(broker, "Export", "feed-trades", "Accepted", "Accepted")
         assert found["status"]["summary"] == "a=[x]"
 
 
 async def test_a_status_that_somebody_spoils_is_put_right(api: ApiServer, namespace: str) -> None:
     async with fed_broker_at(api, namespace) as broker:
         await create(broker.api, namespace, [ALERTS])
-        await told(broker, "Import", "alerts-trades", "Ready", "NoMatch")
+        await reported(broker, "Import", "alerts-trades", "Ready", "NoMatch")
         api.request(
             "PATCH",
             f"{GROUP}/namespaces/{namespace}/imports/alerts-trades/status",
             {"status": {"conditions": []}},
             content_type="application/merge-patch+json",
         )
-        await told(broker, "Import", "alerts-trades", "Ready", "NoMatch")
+        await reported(broker, "Import", "alerts-trades", "Ready", "NoMatch")

@@ -285,7 +285,7 @@ async def test_a_resource_that_only_the_broker_declares_is_not_released(
     assert others.live("Import", "alerts") is not None
 
 
-async def test_a_change_of_what_is_gone_makes_nothing_anew(
+async def test_a_change_of_what_is_gone_makes_nothing_new(
     broker: Replica, others: Others, api: ApiServer
 ) -> None:
     others.declare("Import", BY_SUBSCRIPTION)
@@ -422,7 +422,7 @@ async def test_a_caller_who_knows_another_generation_is_refused(
     assert broker.import_().filter == "a > 1"
 
 
-async def test_what_the_api_server_refuses_is_told_in_its_words(
+async def test_what_the_api_server_refuses_is_reported_in_its_words(
     broker: Replica, others: Others
 ) -> None:
     others.declare("Import", BY_SUBSCRIPTION)

@@ -106,7 +106,7 @@ def test_a_policy_counts_once_although_its_answer_was_lost(world: World) -> None
     assert world.ask("GET", f"export/{name}").body["spec"]["congestionPolicy"] == "drop"
 
 
-def test_a_filter_is_programmed_once_every_living_reader_has_told_the_exporters(
+def test_a_filter_is_programmed_once_every_living_reader_has_informed_the_exporters(
     own: World,
 ) -> None:
     feed = own.agent_of("feed", own.broker.url)

@@ -74,7 +74,7 @@ async def test_a_route_whose_two_ends_change_together_goes_on_and_is_hinted_once
         agent = {"instance": "0123456789abcdef", "location": "grpc+tcp://h:1", "hint": address}
         await pair("PUT", FEED, agent)
         async with session.get(f"{pair.url}/api/subscriptions/events") as events:
-            told = await pair("POST", "/whatif", TOGETHER)
+            reported = await pair("POST", "/whatif", TOGETHER)
             answer = await pair("POST", "/apply?maxRemoved=0", TOGETHER)
             await pair("PUT", "/job/last/pe/0/export/p", {"properties": {}})
             seen = await until(events, "default/last")
@@ -82,7 +82,7 @@ async def test_a_route_whose_two_ends_change_together_goes_on_and_is_hinted_once
         after = [await pair("GET", path) for path in (X, I)]
 
     assert answer.status == 200
-    assert {name: answer.body[name] for name in told.body} == told.body
+    assert {name: answer.body[name] for name in reported.body} == reported.body
     assert (answer.body["cut"], answer.body["kept"]) == ([], 1)
     assert [name for name in seen if name.startswith("route")] == []
     assert (seen.count("export"), seen.count("import")) == (2, 1)
@@ -102,7 +102,7 @@ async def until(events: aiohttp.ClientResponse, mark: str) -> list[str]:
     return names
 
 
-async def test_what_each_resource_became_is_told_in_order(pair: Rest) -> None:
+async def test_what_each_resource_became_is_reported_in_order(pair: Rest) -> None:
     changes = {
         "resources": [
             manifest("Export", "feed", "trades", **EXPORT),
@@ -148,7 +148,7 @@ async def test_what_was_applied_is_there_after_a_restart(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_what_is_applied_is_what_was_foretold_or_nothing(rest: Rest, seed: int) -> None:
+async def test_what_is_applied_is_what_was_predicted_or_nothing(rest: Rest, seed: int) -> None:
     dice, made = random.Random(seed), 0
     for _ in range(15):
         puts = []
@@ -159,18 +159,18 @@ async def test_what_is_applied_is_what_was_foretold_or_nothing(rest: Rest, seed:
         deletes = [removal(dice.choice(("Export", "Import")), "a", "p")] * dice.randint(0, 1)
         changes = {"resources": puts, "delete": deletes}
         before, routes = await everything(rest), await routes_of(rest)
-        told = (await rest("POST", "/whatif", changes)).body
+        reported = (await rest("POST", "/whatif", changes)).body
         answer = await rest("POST", "/apply", changes)
-        if any(problem["refused"] for problem in told["problems"]):
+        if any(problem["refused"] for problem in reported["problems"]):
             assert answer.status in (409, 422)
-            assert answer.body["problems"] == told["problems"]
+            assert answer.body["problems"] == reported["problems"]
             assert await everything(rest) == before
             continue
         made += 1
         after = await routes_of(rest)
-        assert {name: answer.body[name] for name in told} == told
-        cut = {(one["export"], one["import"]) for one in told["cut"]}
-        added = {(one["export"], one["import"]) for one in told["added"]}
+        assert {name: answer.body[name] for name in reported} == reported
+        cut = {(one["export"], one["import"]) for one in reported["cut"]}
+        added = {(one["export"], one["import"]) for one in reported["added"]}
         assert (cut, added) == (routes.keys() - after.keys(), after.keys() - routes.keys())
     assert made > 3
 
@@ -199,7 +199,7 @@ async def test_what_is_applied_is_what_was_foretold_or_nothing(rest: Rest, seed:
         ),
     ],
 )
-async def test_one_that_is_refused_refuses_all_and_every_problem_is_told(
+async def test_one_that_is_refused_refuses_all_and_every_problem_is_reported(
     pair: Rest, resources: list[Any], deletes: list[Any], status: int, codes: list[str]
 ) -> None:
     named = {**manifest("Export", "named", "p", properties={}), "metadata": {"name": "mine"}}
@@ -306,7 +306,7 @@ async def test_a_set_whose_answer_was_too_long_to_keep_is_not_made_again(pair: R
     assert await everything(pair) == before
 
 
-async def test_a_refusal_that_was_too_long_to_keep_is_made_anew(rest: Rest) -> None:
+async def test_a_refusal_that_was_too_long_to_keep_is_made_again(rest: Rest) -> None:
     changes = {"delete": [removal("Export", f"job-{n}", "p") for n in range(100)]}
     answers = [await rest("POST", "/apply", changes, Request_Id="no") for _ in range(2)]
 

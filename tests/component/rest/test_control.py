@@ -15,7 +15,7 @@ from streambroker_core.wire.broker import hints
 from streambroker_core.wire.broker.agent_commands import APPEND, EMIT, EMITTED, ENTRY
 from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.security import audit_log as audit
-from support.agents.emitting import AGENT, LOG, Errander, errander
+from support.agents.emitting import AGENT, LOG, CommandAgent, command_agent
 from support.brokers.brokers import EXPORT, Rest, bearer, received, running_broker, udp_ear
 
 FEED = "/job/feed/pe/0"
@@ -34,7 +34,7 @@ async def quick(tmp_path: Path) -> AsyncIterator[Rest]:
 
 
 async def test_a_tuple_for_importers_gets_the_identity_that_the_agent_gives(pair: Rest) -> None:
-    async with errander(pair, FEED) as agent:
+    async with command_agent(pair, FEED) as agent:
         sent = await pair("POST", CONTROL, TUPLE)
         agent.applied = True
         state = await pair("GET", f"{CONTROL}/{LOG}/0")
@@ -50,7 +50,7 @@ async def test_the_address_of_a_tuples_state_is_in_the_namespace_of_the_request(
     guarded: Rest,
 ) -> None:
     lab, ops = "?namespace=lab", bearer("ops")
-    async with errander(guarded, FEED + lab, **ops):
+    async with command_agent(guarded, FEED + lab, **ops):
         sent = await guarded("POST", CONTROL + lab, TUPLE, **ops)
         state = await guarded("GET", sent.headers["Location"], **ops)
 
@@ -59,7 +59,7 @@ async def test_the_address_of_a_tuples_state_is_in_the_namespace_of_the_request(
 
 
 async def test_a_tuple_for_operators_goes_to_the_control_log(pair: Rest) -> None:
-    async with errander(pair, FEED) as agent:
+    async with command_agent(pair, FEED) as agent:
         sent = await pair("POST", f"{FEED}/control?operator=multiply", {"type": "SetFactor"})
         await pair("POST", f"{FEED}/control", {**TUPLE, "target": {"operator": "a", "bucket": 1}})
         state = await pair("GET", f"{FEED}/control/{LOG}/0")
@@ -75,7 +75,7 @@ async def test_the_same_request_sends_one_tuple_and_those_of_others_are_apart(
     guarded: Rest,
 ) -> None:
     alerts = "/job/alerts/pe/0/control"
-    async with errander(guarded, "/job/alerts/pe/0", **bearer("job")) as agent:
+    async with command_agent(guarded, "/job/alerts/pe/0", **bearer("job")) as agent:
         asked = [
             await guarded("POST", alerts, TUPLE, Request_Id="a", **bearer(who))
             for who in ("job", "ops", "job")
@@ -91,24 +91,24 @@ async def test_the_same_request_sends_one_tuple_and_those_of_others_are_apart(
 
 async def test_a_restarted_broker_has_the_agent_tell_the_same_identity(tmp_path: Path) -> None:
     found = []
-    agent = Errander()
+    agent = CommandAgent()
     for number in range(2):
         async with running_broker(tmp_path / f"{number}.db") as (_, rest):
             await rest("PUT", TRADES, EXPORT)
-            async with errander(rest, FEED) as one:
+            async with command_agent(rest, FEED) as one:
                 one.requests = agent.requests
                 found.append(await rest("POST", CONTROL, TUPLE, Request_Id="a"))
 
     assert [one.body["id"] for one in found] == [f"{LOG}/0"] * 2
 
 
-async def test_the_agent_is_sent_a_hint_and_told_with_a_poll(quick: Rest) -> None:
+async def test_the_agent_gets_a_hint_and_learns_the_rest_with_a_poll(quick: Rest) -> None:
     async with udp_ear() as (address, heard):
         made = await quick("PUT", FEED, {**AGENT, "hint": address})
         refused = await quick("POST", CONTROL, TUPLE, Request_Id="a")
         hint = hints.decode(bytes.fromhex(made.body["key"]), await received(heard), FEED_KEY)
         polled = await quick("GET", FEED)
-        agent = Errander()
+        agent = CommandAgent()
         await agent.round(quick, FEED)
         again = await quick("POST", CONTROL, TUPLE, Request_Id="a")
         after = await quick("GET", FEED)
@@ -156,10 +156,10 @@ async def test_without_an_agent_it_is_said_at_once(pair: Rest) -> None:
         ),
     ],
 )
-async def test_what_is_wrong_is_told_before_anything_is_sent(
+async def test_what_is_wrong_is_reported_before_anything_is_sent(
     pair: Rest, path: str, body: Any, status: int, code: str, said: str
 ) -> None:
-    async with errander(pair, FEED) as agent:
+    async with command_agent(pair, FEED) as agent:
         refused = await pair("POST", path, body)
 
     assert (refused.status, refused.code) == (status, code)
@@ -176,7 +176,7 @@ async def test_a_payload_that_is_no_json_is_refused_with_its_place(pair: Rest) -
 
 
 @pytest.mark.parametrize(
-    ("told", "status", "code"),
+    ("reported", "status", "code"),
     [
         ("ExportFull", 409, "ExportFull"),
         ("ControlLogFull", 409, "ControlLogFull"),
@@ -187,10 +187,10 @@ async def test_a_payload_that_is_no_json_is_refused_with_its_place(pair: Rest) -
     ],
 )
 async def test_what_an_agent_refuses_is_the_answer(
-    pair: Rest, told: str, status: int, code: str
+    pair: Rest, reported: str, status: int, code: str
 ) -> None:
-    async with errander(pair, FEED) as agent:
-        agent.refuses = (told, "it cannot be done.")
+    async with command_agent(pair, FEED) as agent:
+        agent.refuses = (reported, "it cannot be done.")
         refused = await pair("POST", CONTROL, TUPLE)
 
     assert (refused.status, refused.code) == (status, code)
@@ -200,7 +200,7 @@ async def test_what_an_agent_refuses_is_the_answer(
 
 @pytest.mark.parametrize("id_", [f"{LOG}/1", "fedcba9876543210/0", f"{LOG}/x", f"{LOG}/-1"])
 async def test_an_identity_that_is_not_the_agents_is_not_found(pair: Rest, id_: str) -> None:
-    async with errander(pair, FEED):
+    async with command_agent(pair, FEED):
         await pair("POST", CONTROL, TUPLE)
         found = await pair("GET", f"{CONTROL}/{id_}")
 
@@ -222,7 +222,7 @@ async def test_who_may_not_change_the_job_may_not_send_nor_fetch(guarded: Rest) 
 
 
 async def test_a_condition_on_the_export_holds_for_a_tuple(pair: Rest) -> None:
-    async with errander(pair, FEED) as agent:
+    async with command_agent(pair, FEED) as agent:
         refused = await pair("POST", CONTROL, TUPLE, If_Match='"other.1"')
         sent = await pair("POST", CONTROL, TUPLE, If_Match="*")
 
@@ -234,20 +234,20 @@ async def test_a_tuple_is_in_the_audit_log_and_an_agents_fetching_is_not(
     pair: Rest, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, audit.LOGGER):
-        async with errander(pair, FEED):
+        async with command_agent(pair, FEED):
             await pair("POST", f"{CONTROL}?namespace=default", TUPLE, Request_Id="a")
 
     lines = [json.loads(one.message) for one in caplog.records if one.name == audit.LOGGER]
-    told = [(one["method"], one["path"].partition("/pe/")[2], one["status"]) for one in lines]
-    assert told[-1] == ("POST", "0/export/trades/control?namespace=default", 201)
+    reported = [(one["method"], one["path"].partition("/pe/")[2], one["status"]) for one in lines]
+    assert reported[-1] == ("POST", "0/export/trades/control?namespace=default", 201)
     assert lines[-1]["requestId"] == "a"
-    assert not any("errands" in path for _, path, _ in told)
+    assert not any("errands" in path for _, path, _ in reported)
 
 
 async def test_a_payload_that_is_nested_without_end_is_refused_or_taken_and_stops_nothing(
     pair: Rest,
 ) -> None:
-    async with errander(pair, FEED) as agent:
+    async with command_agent(pair, FEED) as agent:
         for depth in (10, 300, *range(800, 1_000, 7), 5_000):
             body = b'{"type": "a", "payload": ' + b"[" * depth + b"]" * depth + b"}"
             answer = await pair("POST", CONTROL, data=body)

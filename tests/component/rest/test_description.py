@@ -70,10 +70,10 @@ def test_every_problem_that_is_documented_is_described() -> None:
     described = {word for one in answers.values() for word in one["description"].split()}
     words = {word.strip(".,:") for word in described}
     rows = re.findall(r"^\| (\d+) \| ([^|]*) \|", section, re.MULTILINE)
-    told = {code for _, cell in rows for code in re.findall(r"`([A-Z]\w+)`", cell)}
+    reported = {code for _, cell in rows for code in re.findall(r"`([A-Z]\w+)`", cell)}
 
-    assert len(told) > 15
-    assert told - words <= {"MethodNotAllowed"}
+    assert len(reported) > 15
+    assert reported - words <= {"MethodNotAllowed"}
 
 
 async def test_the_description_is_served(rest: Rest) -> None:

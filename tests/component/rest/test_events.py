@@ -82,7 +82,7 @@ def kinds(events: list[tuple[str, Any]]) -> list[tuple[str, str]]:
     return [(name, data["type"]) for name, data in events]
 
 
-async def test_an_export_that_ends_and_goes_on_is_told_once_for_either(rest: Rest) -> None:
+async def test_an_export_that_ends_and_goes_on_is_reported_once_for_either(rest: Rest) -> None:
     await rest("PUT", X, EXPORT)
     view = (await rest("GET", "/job/feed/pe/0")).headers["ETag"]
     async with following(rest) as stream:
@@ -90,14 +90,14 @@ async def test_an_export_that_ends_and_goes_on_is_told_once_for_either(rest: Res
         for said in polls:
             await rest("GET", "/job/feed/pe/0", If_None_Match=view, **said)
         await rest("PUT", I, IMPORT)
-        told = await stream.events(3)
+        reported = await stream.events(3)
 
-    assert [name for name, _ in told] == ["export", "export", "import"]
-    assert [data["type"] for _, data in told[:2]] == ["MODIFIED"] * 2
-    assert [data["object"]["status"]["ended"] for _, data in told[:2]] == [True, False]
+    assert [name for name, _ in reported] == ["export", "export", "import"]
+    assert [data["type"] for _, data in reported[:2]] == ["MODIFIED"] * 2
+    assert [data["object"]["status"]["ended"] for _, data in reported[:2]] == [True, False]
 
 
-async def test_each_change_is_told_with_all_that_came_of_it(rest: Rest) -> None:
+async def test_each_change_is_reported_with_all_that_came_of_it(rest: Rest) -> None:
     async with following(rest) as stream:
         await rest("PUT", X, EXPORT)
         exported = await stream.events(2)
@@ -141,7 +141,7 @@ async def test_an_event_shows_the_object_as_the_list_does(rest: Rest) -> None:
         (X, {"congestionPolicy": "drop"}, "policy", "wait"),
     ],
 )
-async def test_a_route_that_goes_on_in_another_way_is_told_as_the_list_shows_it(
+async def test_a_route_that_goes_on_in_another_way_is_reported_as_the_list_shows_it(
     rest: Rest, path: str, patch: Any, name: str, before: str
 ) -> None:
     await rest("PUT", X, EXPORT)
@@ -153,13 +153,13 @@ async def test_a_route_that_goes_on_in_another_way_is_told_as_the_list_shows_it(
         while events[-1][1].get("object", {}).get("spec", {}).get("port") != "trades2":
             events.append(await stream.event())
 
-    told = [(name, data) for name, data in events if name.startswith("route")]
-    assert kinds(told) == [("route-changed", "MODIFIED")]
-    assert told[0][1]["route"] == (await rest("GET", "/routes")).body["items"][0]
-    assert told[0][1]["was"] == {name: before}
+    reported = [(name, data) for name, data in events if name.startswith("route")]
+    assert kinds(reported) == [("route-changed", "MODIFIED")]
+    assert reported[0][1]["route"] == (await rest("GET", "/routes")).body["items"][0]
+    assert reported[0][1]["was"] == {name: before}
 
 
-async def test_a_status_that_another_resource_changed_is_told(rest: Rest) -> None:
+async def test_a_status_that_another_resource_changed_is_reported(rest: Rest) -> None:
     await rest("PUT", X, EXPORT)
     async with following(rest) as stream:
         await rest("PUT", I, IMPORT)
@@ -170,7 +170,7 @@ async def test_a_status_that_another_resource_changed_is_told(rest: Rest) -> Non
     assert [changed["object"]] == (await rest("GET", "/exports")).body["items"]
 
 
-async def test_withdrawing_is_told(rest: Rest) -> None:
+async def test_withdrawing_is_reported(rest: Rest) -> None:
     await rest("PUT", X, EXPORT)
     await rest("PUT", I, IMPORT)
     async with following(rest) as stream:
@@ -184,7 +184,7 @@ async def test_withdrawing_is_told(rest: Rest) -> None:
     assert (gone[0], gone[1]["type"], gone[1]["object"]["job"]) == ("pe", "DELETED", "feed")
 
 
-async def test_an_agent_is_told_of_when_it_is_new_or_elsewhere_and_not_when_it_repeats(
+async def test_an_agent_is_reported_when_it_is_new_or_elsewhere_and_not_when_it_repeats(
     rest: Rest,
 ) -> None:
     async with following(rest) as stream:
@@ -198,7 +198,7 @@ async def test_an_agent_is_told_of_when_it_is_new_or_elsewhere_and_not_when_it_r
     assert events[1][1]["object"]["location"] == "grpc+tcp://127.0.0.1:1"
 
 
-async def test_what_changes_nothing_is_not_told(rest: Rest) -> None:
+async def test_what_changes_nothing_is_not_reported(rest: Rest) -> None:
     await rest("PUT", X, EXPORT)
     async with following(rest) as stream:
         await rest("PUT", X, EXPORT)
@@ -210,7 +210,7 @@ async def test_what_changes_nothing_is_not_told(rest: Rest) -> None:
     assert (name, data["object"]["spec"]["port"]) == ("export", "trades3")
 
 
-async def test_namespaces_are_told_of_apart(rest: Rest) -> None:
+async def test_namespaces_are_reported_apart(rest: Rest) -> None:
     open_ = {**EXPORT, "allowedNamespaces": ["lab"]}
     async with (
         following(rest) as mine,
@@ -388,15 +388,15 @@ async def test_a_reader_that_is_too_slow_is_reset_and_closed_and_delays_nobody(
     monkeypatch.setattr(changes, "MAX_LAG", 40)
     deaf = deaf_reader(rest.url)
     large = {"properties": {f"p{n}": "x" * 1_000 for n in range(40)}}
-    told: list[str] = []
+    reported: list[str] = []
     async with following(rest) as stream:
         for number in range(250):
             answer = await rest("PUT", X, {**large, "allowFilter": number % 2 == 0})
             assert answer.status < 300
-            told += [name for name, _ in await stream.events(2)]
+            reported += [name for name, _ in await stream.events(2)]
     said = await asyncio.wait_for(rest_of(deaf), 20.0)
 
-    assert set(told) == {"export", "pe"}
+    assert set(reported) == {"export", "pe"}
     assert b"event: reset" in said
     assert said.count(b"event: export") < 250
 
@@ -415,10 +415,10 @@ async def test_a_reader_at_pace_gets_all_that_one_change_brings(
             await rest("DELETE", X)
             await stream.events(4)
         assert (await rest("POST", "/apply", {"resources": documents})).status == 200
-        told = await stream.events(2 * len(jobs))
+        reported = await stream.events(2 * len(jobs))
 
-    assert {name for name, _ in told} == {"export", "pe"}
-    assert [data["object"]["spec"]["job"] for name, data in told if name == "export"] == jobs
+    assert {name for name, _ in reported} == {"export", "pe"}
+    assert [data["object"]["spec"]["job"] for name, data in reported if name == "export"] == jobs
 
 
 async def test_a_reader_of_a_quiet_namespace_goes_on_though_others_were_busy(

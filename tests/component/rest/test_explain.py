@@ -225,8 +225,11 @@ async def test_a_what_if_keeps_nobody_waiting_and_is_of_one_moment(
     assert not asked.done()
     answered.set()
 
-    told = await asked
-    assert (told.status, [route["import"] for route in told.body["cut"]]) == (200, [IMPORT_KEY])
+    reported = await asked
+    assert (reported.status, [route["import"] for route in reported.body["cut"]]) == (
+        200,
+        [IMPORT_KEY],
+    )
     again = await pair("POST", "/whatif", gone)
     assert (again.status, again.body["cut"]) == (200, [])
 
@@ -285,16 +288,16 @@ async def test_a_what_if_that_cannot_be_read_is_a_problem(
     assert (answer.status, answer.code) == (status, code)
 
 
-async def test_a_name_that_another_port_has_is_refused_as_foretold(pair: Rest) -> None:
+async def test_a_name_that_another_port_has_is_refused_as_predicted(pair: Rest) -> None:
     named = manifest("Export", "feed", "trades", **EXPORT)
     named["metadata"]["name"] = "mine"
     assert (await pair("PUT", X, named)).status == 200
     again = {**named, "spec": {**named["spec"], "port": "other"}}
     before = (await pair("GET", "/routes")).body["items"]
-    told = (await pair("POST", "/whatif", {"resources": [again]})).body
+    reported = (await pair("POST", "/whatif", {"resources": [again]})).body
     answer = await pair("PUT", "/job/feed/pe/0/export/other", again)
 
-    assert [p["code"] for p in told["problems"]] == ["NameTaken"]
+    assert [p["code"] for p in reported["problems"]] == ["NameTaken"]
     assert (answer.status, answer.code) == (409, "NameTaken")
     assert (await pair("GET", "/routes")).body["items"] == before
 
@@ -327,7 +330,7 @@ async def test_a_what_if_is_what_applying_the_same_does(rest: Rest, seed: int) -
     dice = random.Random(seed)
     for _ in range(12):
         puts, deletes = drawn(dice)
-        told = (await rest("POST", "/whatif", {"resources": puts, "delete": deletes})).body
+        reported = (await rest("POST", "/whatif", {"resources": puts, "delete": deletes})).body
         before = await routes_of(rest)
         asked = [("PUT", place(m["kind"], m["spec"]), m) for m in puts]
         asked += [("DELETE", place(d["kind"], d), {}) for d in deletes]
@@ -335,22 +338,22 @@ async def test_a_what_if_is_what_applying_the_same_does(rest: Rest, seed: int) -
         after = await routes_of(rest)
 
         refused = [n for n, answer in enumerate(answers) if answer.status >= 400]
-        assert [p["index"] for p in told["problems"] if p["refused"]] == refused
+        assert [p["index"] for p in reported["problems"] if p["refused"]] == refused
         added = [route for pair, route in after.items() if pair not in before]
-        assert told["added"] == added
-        assert [(r["export"], r["import"]) for r in told["cut"]] == [
+        assert reported["added"] == added
+        assert [(r["export"], r["import"]) for r in reported["cut"]] == [
             pair for pair in before if pair not in after
         ]
         kept = [pair for pair, route in after.items() if before.get(pair) == route]
-        assert told["kept"] == len(kept)
-        assert len(told["changed"]) == len(after) - len(added) - len(kept)
+        assert reported["kept"] == len(kept)
+        assert len(reported["changed"]) == len(after) - len(added) - len(kept)
 
 
 # ---- whose namespaces --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("who", "total"), [("ops", 2), ("job", 1)])
-async def test_nobody_is_told_of_namespaces_that_they_do_not_read(
+async def test_nobody_is_informed_of_namespaces_that_they_do_not_read(
     guarded: Rest, who: str, total: int
 ) -> None:
     explained = await guarded("GET", f"/explain?import={IMPORT_KEY}", **bearer(who))
@@ -367,19 +370,19 @@ V = "/job/alerts/pe/0/import/vault"
 HIDDEN = "/job/hidden/pe/0/export/trades?namespace=lab"
 
 
-async def test_a_job_is_told_of_the_exports_that_others_let_it_import(guarded: Rest) -> None:
+async def test_a_job_is_informed_of_the_exports_that_others_let_it_import(guarded: Rest) -> None:
     await guarded("PUT", X + "?namespace=lab", SECRET, **bearer("ops"))
     await guarded("PUT", HIDDEN, {**SECRET, "allowedNamespaces": []}, **bearer("ops"))
     put = await guarded("PUT", V, VAULT, **bearer("job"))
     assert [route["export"] for route in put.body["routes"]["added"]] == ["lab/feed/0/trades"]
 
     key = "default/alerts/0/vault"
-    told = await guarded("GET", f"/explain?import={key}", **bearer("job"))
+    reported = await guarded("GET", f"/explain?import={key}", **bearer("job"))
     ports = f"/explain?import={key}&export=lab"
     pair = await guarded("GET", f"{ports}/feed/0/trades", **bearer("job"))
     found = await guarded("GET", "/lint", **bearer("job"))
 
-    assert (told.body["matched"], told.body["total"], told.body["lint"]) == (1, 2, [])
+    assert (reported.body["matched"], reported.body["total"], reported.body["lint"]) == (1, 2, [])
     assert pair.body["pairs"][0]["matched"]
     about = [one["resource"] for one in found.body["findings"]]
     assert f"import {key}" not in about
@@ -391,7 +394,9 @@ async def test_a_job_is_told_of_the_exports_that_others_let_it_import(guarded: R
     assert (alone.status, alone.code) == (403, "NotYours")
 
 
-async def test_a_job_is_told_of_the_imports_of_others_that_its_exports_feed(guarded: Rest) -> None:
+async def test_a_job_is_informed_of_the_imports_of_others_that_its_exports_feed(
+    guarded: Rest,
+) -> None:
     mine = "/job/alerts/pe/0/export/out"
     given = {"properties": {"kind": "alert"}, "allowedNamespaces": ["lab"]}
     wants = {"subscription": 'kind == "alert"'}
@@ -401,35 +406,35 @@ async def test_a_job_is_told_of_the_imports_of_others_that_its_exports_feed(guar
         assert (await guarded("PUT", path, subscription, **bearer("ops"))).status == 201
 
     ask = "/explain?export=default/alerts/0/out"
-    told = await guarded("GET", ask, **bearer("job"))
+    reported = await guarded("GET", ask, **bearer("job"))
     pair = await guarded("GET", f"{ask}&import=lab/fed/0/in", **bearer("job"))
     other = await guarded("GET", f"{ask}&import=lab/not/0/in", **bearer("job"))
     found = await guarded("GET", "/lint", **bearer("job"))
 
-    assert [p["import"] for p in told.body["pairs"] if p["matched"]] == ["lab/fed/0/in"]
-    assert "lab/not" not in told.body["text"]
+    assert [p["import"] for p in reported.body["pairs"] if p["matched"]] == ["lab/fed/0/in"]
+    assert "lab/not" not in reported.body["text"]
     assert pair.body["matched"] == 1
     assert (other.status, other.code) == (403, "NotYours")
     assert "export default/alerts/0/out" not in [one["resource"] for one in found.body["findings"]]
 
 
-async def test_nobody_is_told_of_all_exports_from_those_that_it_reads(guarded: Rest) -> None:
+async def test_nobody_is_informed_of_all_exports_from_those_that_it_reads(guarded: Rest) -> None:
     await guarded("DELETE", X, **bearer("ops"))
     await guarded("PUT", "/job/other/pe/0/export/p", {"properties": {"a": 1}}, **bearer("ops"))
     await guarded("PUT", "/job/other/pe/0/export/q", {"properties": {"a": "x"}}, **bearer("ops"))
     both = [await guarded("GET", "/lint", **bearer(who)) for who in ("ops", "job")]
     await guarded("DELETE", "/job/other/pe/0/export/p", **bearer("ops"))
     await guarded("DELETE", "/job/other/pe/0/export/q", **bearer("ops"))
-    told = await guarded("GET", f"/explain?import={IMPORT_KEY}", **bearer("job"))
+    reported = await guarded("GET", f"/explain?import={IMPORT_KEY}", **bearer("job"))
 
     codes = [{one["code"] for one in found.body["findings"]} for found in both]
     assert codes[0] - codes[1] == {"PropertyTypesDiffer"}
-    assert [one["message"] for one in told.body["lint"]] == [
+    assert [one["message"] for one in reported.body["lint"]] == [
         "nothing in the scope Default may be imported from the namespace default"
     ]
 
 
-async def test_nobody_is_told_what_a_change_does_where_they_do_not_read(guarded: Rest) -> None:
+async def test_nobody_learns_what_a_change_does_where_they_do_not_read(guarded: Rest) -> None:
     change = manifest("Export", "feed", "trades", properties={})
     theirs = {**change, "metadata": {"namespace": "lab"}}
     gone = {"kind": "Export", "namespace": "lab", "job": "feed", "port": "trades"}

@@ -406,11 +406,11 @@ def test_the_limits_and_their_defaults_are_documented() -> None:
     page = (Path(__file__).parents[3] / "docs/operations.md").read_text()
     section = page.partition("\n## Limits\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]*`) \| ([^|]*) \|", section, re.MULTILINE)
-    told: dict[str, float] = {}
+    reported: dict[str, float] = {}
     for names, defaults in rows:
         values = [float(text.replace(",", "")) for text in defaults.split(", ")]
-        told.update(zip(re.findall(r"`([^`]*)`", names), values, strict=True))
+        reported.update(zip(re.findall(r"`([^`]*)`", names), values, strict=True))
 
-    assert told == {
+    assert reported == {
         field.name.replace("_", "-"): field.default for field in dataclasses.fields(RateLimits)
     }

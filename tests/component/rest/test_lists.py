@@ -111,7 +111,7 @@ async def test_every_list_has_pages(rest: Rest, path: str) -> None:
     assert first.body["items"] + second.body["items"] == whole[:2]
 
 
-async def test_a_list_that_is_kept_no_longer_is_told_to_be(rest: Rest) -> None:
+async def test_a_list_that_is_kept_no_longer_is_reported_as_such(rest: Rest) -> None:
     token = (await rest("GET", "/exports?limit=3")).body["continue"]
     for number in range(MAX_SNAPSHOTS):
         await rest("PUT", f"/job/feed/pe/0/export/q{number}", EXPORT)

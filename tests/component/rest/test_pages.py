@@ -34,12 +34,12 @@ def commands(page: Path, program: str) -> list[tuple[str, str]]:
     blocks = re.findall(r"^```console\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     found = [re.split(r"^\$ ", block, flags=re.MULTILINE)[1:] for block in blocks]
     lines = [one.partition("\n") for block in found for one in block]
-    return [(line, told) for line, _, told in lines if program in line.split()[0]]
+    return [(line, reported) for line, _, reported in lines if program in line.split()[0]]
 
 
-def is_like(text: str, told: str) -> bool:
+def is_like(text: str, reported: str) -> bool:
     """Say whether a text is what a page says, where \u2026 stands for anything."""
-    pattern = ".*?".join(re.escape(part) for part in told.rstrip("\n").split("\u2026"))
+    pattern = ".*?".join(re.escape(part) for part in reported.rstrip("\n").split("\u2026"))
     return re.fullmatch(pattern, text.rstrip("\n"), re.DOTALL) is not None
 
 
@@ -60,9 +60,9 @@ async def test_the_answers_on_the_page_are_those_of_a_broker(cli: Cli) -> None:
     asked = commands(EXPLAIN, "streambroker")
     assert len(asked) == 5
 
-    for line, told in asked:
+    for line, reported in asked:
         _, out, _ = await cli(*shlex.split(line)[1:])
-        assert out == told, line
+        assert out == reported, line
 
 
 async def test_the_tour_ends_as_it_says(cli: Cli) -> None:
@@ -118,10 +118,10 @@ async def test_what_is_asked_by_hand_is_answered_as_the_page_says(rest: Rest, cl
     lines, tag = commands(BY_HAND, "curl"), ""
     assert len([line for line, _ in lines if not line.startswith("TAG=")]) >= 9
 
-    for line, told in lines:
+    for line, reported in lines:
         if line.startswith("TAG="):
             read = await rest("HEAD", "/job/alerts/pe/0/import/trades")
             tag = read.headers["ETag"]
             continue
         said = await asyncio.wait_for(asked(rest.session, line, rest, tag), 20.0)
-        assert is_like(said, told), (line, said)
+        assert is_like(said, reported), (line, said)

@@ -162,11 +162,11 @@ async def test_rules_go_to_the_agents_of_the_job_with_their_view(rest: Rest) -> 
 async def test_what_agents_report_is_the_status_and_a_refusal_of_the_job_counts(rest: Rest) -> None:
     await rest("PUT", PE, AGENT)
     await rest("PUT", DEAR, RULE)
-    told = {"version": 1, "state": "active", "since": 12, "buckets": 3, "of": 4, "matches": 5}
-    await rest("PUT", f"{PE}/report", {"patterns": {"rules": {"dear": told}}})
+    reported = {"version": 1, "state": "active", "since": 12, "buckets": 3, "of": 4, "matches": 5}
+    await rest("PUT", f"{PE}/report", {"patterns": {"rules": {"dear": reported}}})
     active = (await rest("GET", DEAR)).body["status"]
     refusal = {"refused": 2, "reason": "VersionTooLow", "message": "version 1 is lower"}
-    await rest("PUT", f"{PE}/report", {"patterns": {"rules": {"dear": {**told, **refusal}}}})
+    await rest("PUT", f"{PE}/report", {"patterns": {"rules": {"dear": {**reported, **refusal}}}})
     refused = (await rest("GET", DEAR)).body["status"]
 
     assert active == {

@@ -101,7 +101,7 @@ async def test_others_are_answered_while_routes_are_drawn(
     assert exporters(answer, name) == ["p0", "p1", "p2"][: 1 if "limit" in path else 3]
 
 
-async def test_routes_are_drawn_anew_only_after_a_change(rest: Rest, brush: Brush) -> None:
+async def test_routes_are_drawn_again_only_after_a_change(rest: Rest, brush: Brush) -> None:
     for path in ("/routes?limit=1", "/routes?limit=1", "/routes", "/top", "/top?namespace=*"):
         assert (await rest("GET", path)).status == 200
     assert brush.times == 1
@@ -153,7 +153,7 @@ async def test_others_are_answered_while_ports_and_pes_are_drawn(
     assert "later" not in json.dumps(found.body)
 
 
-async def test_ports_and_pes_are_drawn_anew_only_after_a_change(
+async def test_ports_and_pes_are_drawn_again_only_after_a_change(
     rest: Rest, listed: tuple[str, Brush]
 ) -> None:
     path, brush = listed

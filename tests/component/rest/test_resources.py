@@ -98,12 +98,12 @@ async def ends(rest: Rest, **headers: Any) -> list[bool]:
 async def test_an_export_has_ended_as_its_agent_tells_until_it_tells_no_more(pair: Rest) -> None:
     before = await pair("GET", X)
     said = [await ends(pair)]
-    for told in ("trades", "other,trades,*", None):
-        assert (await polled(pair, told)).status == 304
+    for reported in ("trades", "other,trades,*", None):
+        assert (await polled(pair, reported)).status == 304
         said.append(await ends(pair))
         shown = await pair("GET", X)
         same = await pair("GET", X, If_None_Match=before.headers["ETag"])
-        assert same.status == (200 if told else 304)
+        assert same.status == (200 if reported else 304)
         assert shown.body["metadata"]["generation"] == 1
 
     assert said == [[False] * 2, [True] * 2, [True] * 2, [False] * 2]

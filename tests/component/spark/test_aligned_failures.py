@@ -103,8 +103,8 @@ def test_the_cause_of_a_window_that_failed_comes_first(
     first = str(pe_agent.cause(query))
     assert str(raised.value).startswith(first)
     assert str(query.exception()).startswith(first)
-    told = f"failed: {began}"
-    until(lambda: any(told in one for one in caplog.messages), 30.0, "the cause is logged")
+    reported = f"failed: {began}"
+    until(lambda: any(reported in one for one in caplog.messages), 30.0, "the cause is logged")
 
 
 def test_control_that_a_receiver_does_not_know_or_that_was_changed_is_refused(
@@ -112,16 +112,16 @@ def test_control_that_a_receiver_does_not_know_or_that_was_changed_is_refused(
 ) -> None:
     """A-25 at the receiver."""
     source = scripted(spark, tmp_path, renumbered(turns("D1 E(a)"))).key_by("k")
-    told = refused(multiplied(source, Multiply), tmp_path / "ck")
-    assert "has type Note, which is not known to this receiver; it knows SetFactor" in told
+    reported = refused(multiplied(source, Multiply), tmp_path / "ck")
+    assert "has type Note, which is not known to this receiver; it knows SetFactor" in reported
     passing = multiplied(source, Multiply, on_invalid="pass")
     assert collected(passing.to_df(), tmp_path / "ck") == {0: [(1, 1, 0)]}
     assert isinstance(source.plan.data, RowsFrame)
     changed = source.plan.data.frame.withColumn("_control", F.substring("_control", 1, 20))
     rows = RowsFrame(frame=changed, mixed=True)
     broken = Stream(StreamPlan(spark=spark, data=rows, key=("k",)))
-    told = refused(multiplied(broken, Multiply), tmp_path / "ck2")
-    assert "a control row contains no control tuple" in told
+    reported = refused(multiplied(broken, Multiply), tmp_path / "ck2")
+    assert "a control row contains no control tuple" in reported
 
 
 @pytest.mark.parametrize("tried", [2, pytest.param(4, marks=pytest.mark.long)])
@@ -139,9 +139,9 @@ def test_a_checkpoint_of_another_kind_is_refused_and_not_overwritten(
         "has input in distributed as": multiplied(source.key_by("v"), NewerMultiply),
     }
     for why, other in list(others.items())[:tried]:
-        told = refused(other, checkpoint)
-        assert why in told
-        assert "Nothing was overwritten" in told
+        reported = refused(other, checkpoint)
+        assert why in reported
+        assert "Nothing was overwritten" in reported
     rows = collected(multiplied(source, NewerMultiply).to_df(), checkpoint)
     assert sorted(v for _, v, _ in rows[1]) == [5, 6, 7, 8]
 
@@ -176,7 +176,7 @@ def test_ten_thousand_tuples_in_a_window_work_and_more_are_refused(
         if each > 5_000:
             assert "has 10002 control tuples" in refused(made, folder / "ck")
             continue
-        told = collected(made["counts"].to_df(), folder / "ck")[0]
-        assert sorted((row[1], row[3], row[6]) for row in told if row[3] is not None) == [
+        reported = collected(made["counts"].to_df(), folder / "ck")[0]
+        assert sorted((row[1], row[3], row[6]) for row in reported if row[3] is not None) == [
             (bucket, "END_WINDOW", 10_000) for bucket in range(2)
         ]

@@ -59,9 +59,9 @@ class Windows:
 
     def __call__(self, window: int, frames: dict[str, DataFrame]) -> None:
         self.values[window] = sorted(row.v for row in frames["out"].collect())
-        told = frames["applied"].collect()
-        self.applied[window] = {row.id for row in told}
-        for row in told:
+        reported = frames["applied"].collect()
+        self.applied[window] = {row.id for row in reported}
+        for row in reported:
             self.buckets.setdefault(row.id, set()).add(row.bucket)
 
     @property

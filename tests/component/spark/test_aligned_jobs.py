@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 from pe_agent import PE
 from pe_agent.aligned import Stream
-from support.aligned.graphs import Node, Note, chain, names_of, sink, told, turns
+from support.aligned.graphs import Node, Note, chain, names_of, reported, sink, turns
 from support.aligned.operators import Envelopes
 from support.aligned.spark import IN_ORDER, on_spark, renumbered, run, scripted, seen
 from support.spark.session import Session
@@ -56,7 +56,7 @@ def seen_by(
     folder = jobs.folder / f"seen-{port}"
     (only,) = on_spark(chain(sink()), change(stream), folder).values()
     query = run(only, jobs.folder / f"ck-{port}")
-    return list(told(seen(folder, query), names_of(SCRIPT)).values())
+    return list(reported(seen(folder, query), names_of(SCRIPT)).values())
 
 
 @pytest.mark.parametrize(

@@ -84,17 +84,17 @@ def test_outputs_need_exports_of_their_own(jobs: Session) -> None:
 
 
 def test_a_commit_names_each_exports_own_stages() -> None:
-    told: dict[str, list[object]] = {}
+    reported: dict[str, list[object]] = {}
 
     class Writer:
         def __init__(self, name: str) -> None:
             self._name = name
 
         def commit(self, messages: list[object], batch: int) -> None:
-            told[f"{self._name}/{batch}"] = messages
+            reported[f"{self._name}/{batch}"] = messages
 
     from pe_agent.aligned.sinks import OutputCommits
 
     writer = OutputsWriter({"a": Writer("a"), "b": Writer("b")}, {})  # type: ignore[dict-item]
     writer.commit([OutputCommits({"a": 1, "b": 2}), None, OutputCommits({"a": 3})], 7)  # type: ignore[dict-item]
-    assert told == {"a/7": [1, 3], "b/7": [2, None]}
+    assert reported == {"a/7": [1, 3], "b/7": [2, None]}

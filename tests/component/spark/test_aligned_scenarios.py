@@ -24,8 +24,8 @@ from support.aligned.graphs import (
     Turn,
     chain,
     names_of,
+    reported,
     sink,
-    told,
     turns,
 )
 from support.aligned.model import simulate
@@ -99,7 +99,7 @@ def test_a_stream_cut_into_windows_keeps_its_order(
     source = scripted(spark, tmp_path, script, tasks=3, seed=cut)
     nodes = on_spark(chain(Node(name="P"), sink()), source, tmp_path / "seen")
     log = seen(tmp_path / "seen", run(nodes["sink"], tmp_path / "ck"))
-    words = told(log, names_of(script))
+    words = reported(log, names_of(script))
     assert " ".join(words[window] for window in sorted(words)) == "D1 a D2 D3 b D4 D5 D6 c D7 d"
 
 
@@ -191,8 +191,8 @@ def test_a_diamond_delivers_once_per_port_after_the_rows_of_both(
     query = run(ends(nodes, ["one", "two"]), tmp_path / "ck", partitions=partitions)
     log = seen(tmp_path / "seen", query)
     assert log == simulate(graph, script)
-    assert told(log, names_of(script), "one")[0].split().count("a") == 1
-    assert told(log, names_of(script), "two")[0].split().count("a") == 2
+    assert reported(log, names_of(script), "one")[0].split().count("a") == 1
+    assert reported(log, names_of(script), "two")[0].split().count("a") == 2
 
 
 @SPREAD
@@ -221,5 +221,5 @@ def test_tuples_wait_for_their_event_time_also_behind_an_operator(
     query = run(ends(nodes, ["sink", "two"]), tmp_path / "ck", partitions=partitions)
     log = seen(tmp_path / "seen", query)
     assert log == simulate(graph, renumbered(script, passed=12_000))
-    words = told(log, names_of(script))
+    words = reported(log, names_of(script))
     assert {window: one for window, one in words.items() if "b" in one} == {4: "b"}

@@ -33,7 +33,7 @@ def script(*windows: dict[int, list[int]]) -> list[Turn]:
 
 
 @pytest.mark.long
-def test_state_of_an_older_version_is_read_bucket_by_bucket_and_written_anew(
+def test_state_of_an_older_version_is_read_bucket_by_bucket_and_written_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     windows = script(

@@ -23,7 +23,7 @@ from pe_agent.aligned import (
 from pe_agent.aligned.runtime.frames import encode_control
 from pe_agent.aligned.runtime.hosting import CHANGELOG, prepare_session
 from streambroker_core.control.tuples import Delivery, make_logged_tuple
-from support.aligned.graphs import Node, chain, names_of, sink, told, turns
+from support.aligned.graphs import Node, chain, names_of, reported, sink, turns
 from support.aligned.operators import Multiply, Totals
 from support.aligned.spark import IN_ORDER, collected, on_spark, renumbered, run, scripted, seen
 
@@ -50,7 +50,7 @@ def test_control_keeps_place_and_window_through_every_operation(
     )
     (only,) = on_spark(graph, plain, tmp_path / "seen").values()
     log = seen(tmp_path / "seen", run(only, tmp_path / "ck"))
-    words = told(log, names_of([*script, *second]))
+    words = reported(log, names_of([*script, *second]))
     assert words == {0: "D11 a D13 c D7 b", 1: "D14 d"}
 
 
@@ -63,7 +63,7 @@ def test_a_function_on_batches_may_make_any_number_of_rows(
     first = on_spark(chain(PASS), source, tmp_path / "first")["pass"]
     (only,) = on_spark(chain(sink()), first.map_batches(twice), tmp_path / "seen").values()
     log = seen(tmp_path / "seen", run(only, tmp_path / "ck"))
-    assert told(log, names_of(script)) == {0: "D1 D1 a D2 D2 b"}
+    assert reported(log, names_of(script)) == {0: "D1 D1 a D2 D2 b"}
 
 
 def test_control_goes_around_code_that_knows_nothing_of_it(
@@ -79,7 +79,7 @@ def test_control_goes_around_code_that_knows_nothing_of_it(
     around = scripted(spark, tmp_path, script).through(code)
     (only,) = on_spark(chain(sink()), around, tmp_path / "seen").values()
     log = seen(tmp_path / "seen", run(only, tmp_path / "ck"))
-    first, second = (told(log, names_of(script))[at].split() for at in (0, 1))
+    first, second = (reported(log, names_of(script))[at].split() for at in (0, 1))
     assert (first[0], sorted(first[1:5]), first[5:]) == ("a", ["D1", "D2", "D6", "D7"], ["c", "b"])
     assert second == ["D3", "D8", "d"]
 
@@ -126,7 +126,7 @@ def test_a_stream_that_is_not_imported_gets_control_from_a_file(
     window(1)
     control.append(SetFactor(4), delivery=Delivery.END_WINDOW)
     window(1)
-    values = {at: sorted(row.v for row in told_["out"]) for at, told_ in found.items()}
+    values = {at: sorted(row.v for row in reported_["out"]) for at, reported_ in found.items()}
     assert values == {0: [10 * v for v in range(8)], 1: [3 * v for v in range(8)]}
     applied = sorted((row.bucket, row.id, row.delivery) for row in found[0]["applied"])
     assert applied == [
@@ -287,17 +287,17 @@ def test_of_one_frame_the_first_query_may_be_started_again_and_one_more_if_it_is
         values(frame, tmp_path / "two")
 
 
-@pytest.mark.parametrize("told", [None, "false"])
+@pytest.mark.parametrize("reported", [None, "false"])
 def test_commits_write_changes_unless_the_session_says_otherwise(
-    spark: SparkSession, told: str | None
+    spark: SparkSession, reported: str | None
 ) -> None:
     before = spark.conf.get(CHANGELOG, None)
     spark.conf.unset(CHANGELOG)
     try:
-        if told is not None:
-            spark.conf.set(CHANGELOG, told)
+        if reported is not None:
+            spark.conf.set(CHANGELOG, reported)
         prepare_session(spark)
-        assert spark.conf.get(CHANGELOG) == (told or "true")
+        assert spark.conf.get(CHANGELOG) == (reported or "true")
     finally:
         spark.conf.set(CHANGELOG, before or "true")
 

@@ -181,11 +181,11 @@ def test_an_export_whose_schema_changes_opens_a_new_stream_and_tells_importers_i
     feed.release()
     until(lambda: len(exporter_status(exporter, "out")["streams"]) == 2, SECONDS, "a new stream")
 
-    def told() -> list[dict[str, str]]:
+    def reported() -> list[dict[str, str]]:
         view = importer.view()
         return [] if view is None else list(view["imports"]["in"]["refused"])
 
-    (refused,) = until(told, SECONDS, "the importer hears what does not fit")
+    (refused,) = until(reported, SECONDS, "the importer hears what does not fit")
     assert refused["export"] == "default/feed/0/out"
     assert refused["reason"] == "SchemaMismatch"
     assert "price" in refused["message"]

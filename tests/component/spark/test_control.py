@@ -44,7 +44,7 @@ class Windows:
         self.of[batch] = found
 
     @property
-    def told(self) -> list[tuple[set[int], list[Any]]]:
+    def reported(self) -> list[tuple[set[int], list[Any]]]:
         """Lines and tuples of each batch that had any; tuples are the same in all buckets."""
         out = []
         for _, found in sorted(self.of.items()):
@@ -109,8 +109,8 @@ def read_packed(jobs: Session, pe: PE, windows: Windows, **more: str) -> Any:
     return query
 
 
-def await_told(windows: Windows, what: Any) -> None:
-    until(lambda: any(what in t for _, t in windows.told), SECONDS, f"tuple {what!r}")
+def await_reported(windows: Windows, what: Any) -> None:
+    until(lambda: any(what in t for _, t in windows.reported), SECONDS, f"tuple {what!r}")
 
 
 @pytest.fixture
@@ -127,24 +127,24 @@ def test_tuples_go_from_job_to_job_and_come_from_outside(jobs: Session, feed: Fe
     for file in range(3):  # of files that are there together Spark may take any first
         feed.release(1)
         lines.append({row[0] for row in feed.rows(file)})
-        await_told(windows, max(lines[file]))
-    assert windows.told == [(of, [max(of)]) for of in lines]
+        await_reported(windows, max(lines[file]))
+    assert windows.reported == [(of, [max(of)]) for of in lines]
 
     sent = exporter.emit_control("out", Note("to all"))
-    await_told(windows, {"text": "to all"})
+    await_reported(windows, {"text": "to all"})
     own = importer.send_control(Note("to us"), operator="any")
-    await_told(windows, {"text": "to us"})
+    await_reported(windows, {"text": "to us"})
     assert sent.wait_applied(SECONDS)
     assert own.wait_applied(SECONDS)
 
     query.stop()
-    before = windows.told
+    before = windows.reported
     again = importer.send_control(Note("later"))
     feed.release(1)
     read_packed(jobs, importer, windows, controlLog="true")
-    await_told(windows, max(row[0] for row in feed.rows(3)))
-    await_told(windows, {"text": "later"})
-    assert windows.told[: len(before)] == before
+    await_reported(windows, max(row[0] for row in feed.rows(3)))
+    await_reported(windows, {"text": "later"})
+    assert windows.reported[: len(before)] == before
     assert again.wait_applied(SECONDS)
-    every = [what for _, tuples in windows.told for what in tuples]
+    every = [what for _, tuples in windows.reported for what in tuples]
     assert len(every) == 7

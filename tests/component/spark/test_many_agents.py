@@ -21,7 +21,7 @@ from support.spark.session import SECONDS, Session, exporter_status
 SCHEMA = "line bigint, price double, name string"
 
 
-def test_rows_from_three_agents_arrive_once_whoever_of_them_is_killed(
+def test_rows_from_three_agents_arrive_once_whichever_of_them_is_killed(
     jobs: Session, tmp_path: Path
 ) -> None:
     feed = Feed(tmp_path / "feed", rows_per_file=60)

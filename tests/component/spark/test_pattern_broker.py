@@ -44,8 +44,8 @@ def test_rules_put_by_rest_hold_in_all_buckets_from_one_window_and_outlast_the_b
         return [(version, word) for tag, _, version, word, _ in alerts.found if tag == "matches"]
 
     def status() -> dict[str, Any]:
-        told: dict[str, Any] = call(broker, "GET", "r")["status"]
-        return told
+        reported: dict[str, Any] = call(broker, "GET", "r")["status"]
+        return reported
 
     def versions() -> list[int]:
         return [one.version for one in alerts.made.processors.current_pattern_processors()]
@@ -57,9 +57,9 @@ def test_rules_put_by_rest_hold_in_all_buckets_from_one_window_and_outlast_the_b
     letters.give(100, "BCAC")
     until(lambda: found() == [(1, "AB"), (2, "AC")], SECONDS, f"a match of version 2: {found()}")
     until(lambda: status()["matches"] == 1, SECONDS, f"figures at the broker: {status()}")
-    told = status()
-    assert (told["state"], told["buckets"], told["of"]) == ("active", 2, 2)
-    assert told["since"] > 0
+    reported = status()
+    assert (reported["state"], reported["buckets"], reported["of"]) == ("active", 2, 2)
+    assert reported["since"] > 0
 
     broker.end()
     problems = alerts.made.processors

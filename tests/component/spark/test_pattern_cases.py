@@ -124,7 +124,7 @@ def problems(played: Play, of: Sequence[dict[str, Any]] = CASES) -> list[str]:
     for case in of:
         mine = [
             {k: [one["i"] for one in taken] for k, taken in json.loads(row["events"]).items()}
-            for row in played.told()
+            for row in played.output()
             if row["rule"] == case["id"] and json.loads(row["key"])[0] == case["id"]
         ]
         plain = {**case, "emitted_at_event": None, "ordered": False}
@@ -198,7 +198,7 @@ def test_cases_of_an_operator_step_by_step(
     played.rows([end()])
     played.stop()
     assert problems(played, STEPPED) == []
-    late = [(one["case"], one["i"]) for one in played.told("late")]
+    late = [(one["case"], one["i"]) for one in played.output("late")]
     assert late == [(case["id"], i) for case in STEPPED for i in case.get("late", ())]
 
 

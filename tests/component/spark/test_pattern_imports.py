@@ -58,8 +58,8 @@ def test_rules_see_the_rows_of_an_import(jobs: Session, selectors: list[list[str
     until(lambda: found == [("r", 1, [0, 11])], SECONDS, f"the first match, not {found}")
 
     def figures() -> dict[tuple[str, int], int]:
-        told = importer.status()["ruleFigures"]
-        return {(one["rule"], one["version"]): one["matches"] for one in told}
+        reported = importer.status()["ruleFigures"]
+        return {(one["rule"], one["version"]): one["matches"] for one in reported}
 
     until(lambda: figures() == {("r", 1): 1, ("none", 1): 0}, SECONDS, f"figures: {figures()}")
     made.processors.manager.on_pattern_processors_updated([rule("r", 2, 22, 0)])

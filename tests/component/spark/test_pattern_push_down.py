@@ -94,7 +94,7 @@ def test_the_same_comes_out_while_rules_change_and_over_a_restart(jobs: Session)
     assert delivered(exporter, pushed) < rows - 200
 
 
-def test_what_is_pushed_down_is_told_and_what_cannot_be_is_refused(
+def test_what_is_pushed_down_is_reported_and_what_cannot_be_is_refused(
     jobs: Session, tmp_path: Path
 ) -> None:
     importer = jobs.pe("alerts")

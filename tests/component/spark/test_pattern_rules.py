@@ -189,7 +189,7 @@ NEW_KEY = Counter([("d11.v", 1, "C")])
 
 
 def found(played: Play) -> Counter[tuple[str, int, str]]:
-    rows = played.told()
+    rows = played.output()
     return Counter((row["rule"], row["version"], letters(row)) for row in rows)
 
 
@@ -208,7 +208,7 @@ def test_rules_come_change_and_go_while_rows_flow(
     if way != "as it comes":  # a query that starts anew copies rows for the keys that it finds
         expected = {k: v for k, v in expected.items() if v != "KeyNotCopied"}
     assert refused == expected
-    assert played.told("errors") == []
+    assert played.output("errors") == []
     played.stop()
     standing = explain(spark, played.checkpoint, "d10.r")
     assert {key: [str(one) for one in runs] for key, runs in standing.items()} == {

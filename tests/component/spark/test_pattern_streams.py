@@ -98,17 +98,19 @@ def test_a_rule_that_fails_is_off_in_all_buckets_from_the_next_window_on(
     processors = played.made.processors
     played.rows(rows(0, "u A", "u X", "v A"))
     assert [one.id for one in processors.current_pattern_processors()] == ["good", "slow"]
-    over = [(row["rule"], *json.loads(row["key"]), letters(row)) for row in played.told("timeouts")]
+    over = [
+        (row["rule"], *json.loads(row["key"]), letters(row)) for row in played.output("timeouts")
+    ]
     assert sorted(over) == [("slow", "u", "A"), ("slow", "v", "A")]
     played.rows(rows(1, *(f"{user} X" for user in "uvwxyz"), "u C"))
     played.rows(rows(0, "late A"))
-    assert [(one["rule"], one["version"]) for one in played.told("errors")] == [("bad", 1)]
-    assert "ValueError: X is not to be asked for" in played.told("errors")[0]["problem"]
-    assert played.told("alert") == [{"rule": "good", "version": 1, "user": "u", "letters": 2}]
-    assert [row["user"] for row in played.told("late")] == ["late", "end"]
+    assert [(one["rule"], one["version"]) for one in played.output("errors")] == [("bad", 1)]
+    assert "ValueError: X is not to be asked for" in played.output("errors")[0]["problem"]
+    assert played.output("alert") == [{"rule": "good", "version": 1, "user": "u", "letters": 2}]
+    assert [row["user"] for row in played.output("late")] == ["late", "end"]
     processors.enable("bad")
     played.rows(rows(2, "u A"))
-    assert [row["rule"] for row in played.told()][-1] == "bad"
+    assert [row["rule"] for row in played.output()][-1] == "bad"
     figures = {one.rule: one for one in processors.figures()}
     assert (figures["good"].matches, figures["good"].alive) == (1, 2)
     assert figures["good"].tested > 0
@@ -140,19 +142,21 @@ class _OfShop(DirectoryDiscoverer):
         return self._shop.rules
 
 
-def test_how_many_rows_wait_for_the_watermark_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_how_many_rows_wait_for_the_watermark_is_reported(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     played = Play(spark, tmp_path, dynamic(tmp_path / "rules", watermark="30 seconds"))
     played.start([rule("r", "AC")])
     assert played.made is not None
     processors = played.made.processors
-    told = partial(WatermarkWait, operator="patterns", log="log")
-    assert processors.waiting("patterns", "log") == told()
+    output = partial(WatermarkWait, operator="patterns", log="log")
+    assert processors.waiting("patterns", "log") == output()
     played.rows(rows(0, "u A", "u C"))
     last = int((BEGIN + timedelta(seconds=99)).timestamp() * 1_000_000)
-    waiting = told(rows=1, first=last, watermark=last - 30_000_000)
+    waiting = output(rows=1, first=last, watermark=last - 30_000_000)
     assert processors.waiting("patterns", "log") == waiting
     played.rows(rows(1, "u A"))
-    waiting = told(rows=1, first=last + 100_000_000, watermark=last + 70_000_000)
+    waiting = output(rows=1, first=last + 100_000_000, watermark=last + 70_000_000)
     assert processors.waiting("patterns", "log") == waiting
     played.stop()
 
@@ -184,7 +188,7 @@ def test_rules_stay_while_their_source_is_away_also_over_a_restart(
     played.stop()
     played.start([])
     played.rows(rows(1, "u C"))
-    assert [letters(row) for row in played.told()] == ["AC"]
+    assert [letters(row) for row in played.output()] == ["AC"]
     shop.rules, shop.away = [], False
     processors = played.made.processors
     until(lambda: not processors.current_pattern_processors(), 10.0, "the rule is gone")
@@ -228,10 +232,10 @@ def test_all_partitions_change_in_one_window_in_heavy_traffic(
     played.stop()
     versions: list[set[int]] = []
     for window in sorted(played.windows):
-        told = played.windows[window]["matches"]
-        versions.append({row["version"] for row in told})
-        assert len(told) % len(users) == 0, "all users or none"
-        for row in told:
+        output = played.windows[window]["matches"]
+        versions.append({row["version"] for row in output})
+        assert len(output) % len(users) == 0, "all users or none"
+        for row in output:
             assert letters(row) == ("AC" if row["version"] % 2 else "ABC")
     assert max(map(len, versions)) == 1
     order = [min(each) for each in versions if each]
@@ -258,7 +262,7 @@ def test_one_rule_needs_no_control_file_and_another_one_takes_its_place(
     played.start("BC")
     played.rows(rows(2, "u C", "v A"))
     played.rows(rows(3, "v B", "v C"))
-    assert [letters(row) for row in played.told()] == ["AC", "ABC"]
+    assert [letters(row) for row in played.output()] == ["AC", "ABC"]
     played.stop()
 
 
@@ -268,7 +272,7 @@ def test_rows_that_one_rule_need_not_see_are_left_out_and_time_passes_by_all(
     beside = aligned.ControlFile(tmp_path / "control")
     beside.append(SetFactor(2))
 
-    def told(push_down: bool) -> dict[str, list[str]]:
+    def output(push_down: bool) -> dict[str, list[str]]:
         def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
             del first
             stream = stream.union(aligned.control_stream(spark, beside.path))
@@ -288,12 +292,14 @@ def test_rows_that_one_rule_need_not_see_are_left_out_and_time_passes_by_all(
         played.start([])
         played.rows(rows(1, "u C", "w A", "w X", "w C"))
         played.rows(rows(0, "u A", "u X"))  # all of them are late
-        found = {tag: [letters(row) for row in played.told(tag)] for tag in ("matches", "timeouts")}
+        found = {
+            tag: [letters(row) for row in played.output(tag)] for tag in ("matches", "timeouts")
+        }
         played.stop()
-        return {**found, "late": [row["n"] for row in played.told("late")]}
+        return {**found, "late": [row["n"] for row in played.output("late")]}
 
-    assert told(True) == {"matches": ["AC", "AC"], "timeouts": ["A"], "late": ["A"]}
-    assert told(False) == {"matches": ["AC", "AC"], "timeouts": ["A"], "late": ["A", "X", ""]}
+    assert output(True) == {"matches": ["AC", "AC"], "timeouts": ["A"], "late": ["A"]}
+    assert output(False) == {"matches": ["AC", "AC"], "timeouts": ["A"], "late": ["A", "X", ""]}
 
 
 MATCHES = """
@@ -319,19 +325,19 @@ def test_in_processing_time_windows_end_though_nothing_comes_also_after_a_restar
     played = Play(spark, tmp_path, make)
 
     def over() -> list[str]:
-        return [json.loads(row["key"])[0] for row in played.told("timeouts")]
+        return [json.loads(row["key"])[0] for row in played.output("timeouts")]
 
     played.start([quiet, slow])
     played.rows([{"n": "A", "user": "u"}])
     until(lambda: over() == ["u"], 120.0, "the match and the time-out of u")
-    assert [row["rule"] for row in played.told()] == ["quiet"]
+    assert [row["rule"] for row in played.output()] == ["quiet"]
     assert len(played.windows) <= 4, "rules, the row, and one for each that ended"
     played.rows([{"n": "A", "user": "v"}])
     played.stop()
     played.start([quiet, slow])
     until(lambda: over() == ["u", "v"], 120.0, "the match and the time-out of v")
     played.stop()
-    assert [json.loads(row["key"])[0] for row in played.told()] == ["u", "v"]
+    assert [json.loads(row["key"])[0] for row in played.output()] == ["u", "v"]
 
 
 def test_only_new_checkpoints_in_processing_time_have_a_source_of_ticks(
@@ -404,7 +410,7 @@ def test_a_dynamic_statement_takes_its_rules_from_a_discoverer(
     played = Play(spark, tmp_path, make)
     played.start([rule("r", "AC")])
     played.rows(rows(0, "u A", "u C"))
-    assert [letters(row) for row in played.told()] == ["AC"]
+    assert [letters(row) for row in played.output()] == ["AC"]
     played.stop()
 
 

@@ -104,8 +104,8 @@ def test_an_importer_from_an_older_checkpoint_stops_where_epochs_are_gone_or_cou
     jobs.queries[-1].stop()
     checkpoint = jobs.folder / "ck-in"
     (stream,) = offset(checkpoint, committed(checkpoint)).streams
-    told = exporter_status(exporter, "out")["streams"][stream]
-    last_gone = told["next"] - told["retained"] - 1
+    reported = exporter_status(exporter, "out")["streams"][stream]
+    last_gone = reported["next"] - reported["retained"] - 1
     assert last_gone > 1
     go_back(checkpoint, batch_of(checkpoint, 0))
 

@@ -53,8 +53,8 @@ def together(cases: list[Case]) -> Iterator[list[Case]]:
 
 def check(spark: SparkSession, folder: Path, cases: list[Case], **settings: int | None) -> None:
     found = run_on_spark(spark, folder, cases, **settings, buckets=BUCKETS)  # type: ignore[arg-type]
-    told = {case["id"]: found[case["id"]].differences(case, BUCKETS) for case in cases}
-    assert {name: one for name, one in told.items() if one} == {}
+    reported = {case["id"]: found[case["id"]].differences(case, BUCKETS) for case in cases}
+    assert {name: one for name, one in reported.items() if one} == {}
 
 
 @pytest.mark.parametrize("marked", [(), pytest.param((100,), marks=pytest.mark.long)])

@@ -23,7 +23,7 @@ def put(folder: Path, **columns: list[Any]) -> None:
     (folder / ".one").rename(folder / f"{len(list(folder.iterdir()))}.parquet")
 
 
-def told(pe: PE) -> dict[str, dict[str, Any]]:
+def reported(pe: PE) -> dict[str, dict[str, Any]]:
     sides = pe.agent.call("status", timeout=10.0)["sides"]
     return {one["input"]: one for one in sides}
 
@@ -44,15 +44,15 @@ def test_a_stall_and_its_end_reach_the_agent(spark: SparkSession, tmp_path: Path
         writer = made.to_df().writeStream.format("noop")
         query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
         try:
-            until(lambda: told(pe).get("rates", {}).get("waitingRows") == 2, SECONDS, "a stall")
-            found = told(pe)["rates"]
+            until(lambda: reported(pe).get("rates", {}).get("waitingRows") == 2, SECONDS, "a stall")
+            found = reported(pe)["rates"]
             assert (found["operator"], found["query"]) == ("rated", str(query.id))
             (stall,) = found["stalls"]
             assert stall["cause"] == "for their keys in side input `rates`"
             assert (stall["rows"], found["waitingSeconds"] >= 0) == (2, True)
             put(rates, currency=["EUR", "USD"], rate=[1.5, 1.0])
-            until(lambda: told(pe)["rates"]["waitingRows"] == 0, SECONDS, "its end")
-            assert (told(pe)["rates"]["entries"], told(pe)["rates"]["rows"]) == (2, 2)
+            until(lambda: reported(pe)["rates"]["waitingRows"] == 0, SECONDS, "its end")
+            assert (reported(pe)["rates"]["entries"], reported(pe)["rates"]["rows"]) == (2, 2)
         finally:
             query.stop()
     finally:

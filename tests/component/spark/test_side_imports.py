@@ -35,8 +35,8 @@ class Exported:
         (self._folder / f".{name}").rename(self._folder / name)
 
     def imported(self, pe: PE) -> Stream:
-        told: dict[str, Any] = {"start": "earliest", "schema": self._ddl}
-        return pe.subscribe(self.port, f'kind == "{self.port}"', control=True, **told)
+        reported: dict[str, Any] = {"start": "earliest", "schema": self._ddl}
+        return pe.subscribe(self.port, f'kind == "{self.port}"', control=True, **reported)
 
 
 class Seen:

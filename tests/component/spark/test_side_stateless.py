@@ -31,7 +31,7 @@ from pe_agent.side import (
     side_singleton,
 )
 from streambroker_core.side.errors import SideDefinitionError
-from support.aligned.graphs import chain, names_of, sink, told, turns
+from support.aligned.graphs import chain, names_of, reported, sink, turns
 from support.aligned.spark import (
     IN_ORDER,
     collected,
@@ -243,7 +243,7 @@ def test_control_keeps_its_place_and_reaches_the_next_operator(
         made = sides.enrich("more", on="v").to_stream().select("k", F.col("more").alias("v"), "t")
         (only,) = on_spark(chain(sink()), made, tmp_path / "seen").values()
         log = seen(tmp_path / "seen", run(only, tmp_path / "ck"))
-    assert told(log, names_of(script)) == {0: "D11 a D12 D13 b", 1: "c D14 d D15"}
+    assert reported(log, names_of(script)) == {0: "D11 a D12 D13 b", 1: "c D14 d D15"}
 
 
 def test_version_and_size_reach_the_agent(spark: SparkSession, tmp_path: Path) -> None:
@@ -257,8 +257,8 @@ def test_version_and_size_reach_the_agent(spark: SparkSession, tmp_path: Path) -
             writer = made.to_df().writeStream.format("noop")
             query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
             try:
-                sides_told = lambda: pe.agent.call("status", timeout=10.0)["sides"]  # noqa: E731
-                (one,) = until(sides_told, SECONDS, "figures of the table")
+                sides_reported = lambda: pe.agent.call("status", timeout=10.0)["sides"]  # noqa: E731
+                (one,) = until(sides_reported, SECONDS, "figures of the table")
                 assert (one["query"], one["operator"]) == (str(query.id), "rated")
                 assert (one["input"], one["entries"]) == ("rates", 2)
                 assert one["version"] == table.state().version
@@ -320,7 +320,7 @@ def test_what_needs_state_is_refused_where_it_is_said(
         act(sides)
 
 
-def test_what_holds_is_told_before_anything_runs(sides: SideInputs) -> None:
+def test_what_holds_is_reported_before_anything_runs(sides: SideInputs) -> None:
     lines = sides.stateless().enrich("names", on="value").explain()
     assert "without state: there is no shuffle and no order, and no row waits" in lines[0]
     assert "one version of each table, pinned when its first row is joined" in lines[1]

@@ -182,8 +182,12 @@ def counted(
     key: tuple[Any, ...], window: tuple[int, int], rows: pa.RecordBatch, views: Views
 ) -> pa.RecordBatch:
     del key, views
-    told = {"second": [window[0] // 1_000_000], "n": [rows.num_rows], "v": [rows["v"][0].as_py()]}
-    return pa.record_batch(told)
+    reported = {
+        "second": [window[0] // 1_000_000],
+        "n": [rows.num_rows],
+        "v": [rows["v"][0].as_py()],
+    }
+    return pa.record_batch(reported)
 
 
 @pytest.mark.long
@@ -266,14 +270,14 @@ def test_functions_and_joins_see_streams_that_are_keyed_and_broadcast(
     assert rows.out(*columns) == expected
 
 
-def test_what_holds_is_told_before_anything_runs(spark: SparkSession, tmp_path: Path) -> None:
+def test_what_holds_is_reported_before_anything_runs(spark: SparkSession, tmp_path: Path) -> None:
     put_rates(tmp_path / "rates", EUR=1.0)
     rate = stream(spark.readStream.format("rate").load())
     with TableStore(tmp_path / "store") as store:
         table = store.folder("rates", tmp_path / "rates", every=None)
         sides = rate.with_side_inputs(rates=side_map(table, key="currency"), last=side_list(rate))
-        told = sides.explain()
-    assert "a table, once per process, replaced version by version" in told[1]
-    assert "rows wait for the first data (by default)" in told[2]
+        reported = sides.explain()
+    assert "a table, once per process, replaced version by version" in reported[1]
+    assert "rows wait for the first data (by default)" in reported[2]
     version = table.state().version
-    assert told[3] == f"`rates` is table rates, checked on request; version {version} now."
+    assert reported[3] == f"`rates` is table rates, checked on request; version {version} now."

@@ -25,7 +25,7 @@ AGENT: dict[str, Any] = {
 }
 
 
-class Errander:
+class CommandAgent:
     """Remembers requests as an agent does: the same one again has the same number.
 
     Attributes:
@@ -40,21 +40,21 @@ class Errander:
         self.refuses: tuple[str, str] | None = None
         self.applied = False
 
-    def answer(self, errand: AgentCommand) -> CommandResult:
+    def answer(self, command: AgentCommand) -> CommandResult:
         """Do one."""
-        self.done.append(errand)
+        self.done.append(command)
         if self.refuses is not None:
             code, detail = self.refuses
-            return CommandResult(id=errand.id, code=code, detail=detail)
-        if errand.action not in (EMIT, APPEND):
-            seq = int(errand.body["seq"])
+            return CommandResult(id=command.id, code=code, detail=detail)
+        if command.action not in (EMIT, APPEND):
+            seq = int(command.body["seq"])
             if seq >= len(self.requests):
-                return CommandResult(id=errand.id, code="NotEmitted", detail="there is none.")
-            return CommandResult(id=errand.id, answer=self._state(seq))
-        name = (errand.action, errand.body["request"])
+                return CommandResult(id=command.id, code="NotEmitted", detail="there is none.")
+            return CommandResult(id=command.id, answer=self._state(seq))
+        name = (command.action, command.body["request"])
         if name not in self.requests:
             self.requests.append(name)
-        return CommandResult(id=errand.id, answer=self._state(self.requests.index(name)))
+        return CommandResult(id=command.id, answer=self._state(self.requests.index(name)))
 
     def _state(self, seq: int) -> Mapping[str, Any]:
         readers = [{"reader": "r", "applied": self.applied}]
@@ -68,17 +68,17 @@ class Errander:
             where = f"{path}/errands{mark}{query}"
             answer = await rest("POST", where, encode_results(done), data=None, **headers)
             assert answer.status == 200, answer.body
-            errands = decode_commands(answer.body)
-            if not errands:
+            commands = decode_commands(answer.body)
+            if not commands:
                 return
-            done = [self.answer(one) for one in errands]
+            done = [self.answer(one) for one in commands]
 
 
 @asynccontextmanager
-async def errander(rest: Rest, pe: str, **headers: str) -> AsyncIterator[Errander]:
+async def command_agent(rest: Rest, pe: str, **headers: str) -> AsyncIterator[CommandAgent]:
     """Register an agent that asks again and again, without hints."""
     assert (await rest("PUT", pe, AGENT, data=None, **headers)).status == 200
-    one = Errander()
+    one = CommandAgent()
 
     async def run() -> None:
         while True:

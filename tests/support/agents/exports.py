@@ -56,7 +56,7 @@ class Bench:
 
     directory: Path
     now: float = 1000.0
-    told: int = 0
+    notified: int = 0
     segment_bytes: int = 1 << 20
     export: AgentExport = field(init=False)
     store: Store = field(init=False)
@@ -73,7 +73,7 @@ class Bench:
                 self.directory / "log",
                 self.store,
                 self.committer,
-                notify=self._tell,
+                notify=self._notify,
                 clock=lambda: self.now,
                 segment_bytes=self.segment_bytes,
             )
@@ -81,8 +81,8 @@ class Bench:
         self.export.recover()
         return self.export
 
-    def _tell(self) -> None:
-        self.told += 1
+    def _notify(self) -> None:
+        self.notified += 1
 
     def close(self) -> None:
         self.export.state.close()

@@ -75,7 +75,7 @@ class Job:
     def home(self) -> AgentProcess:
         return self.pair.exporter
 
-    def tell(self, *named: AgentProcess) -> None:
+    def announce(self, *named: AgentProcess) -> None:
         """Say to the home which fellows it has, as the driver does; all if none is named."""
         agents = [
             {"pe": f.pe, "location": f.location, "token": f.address["token"]}
@@ -100,7 +100,7 @@ class Job:
         shutil.rmtree(fellow.home)
         fellow.prepare()
         fellow.start()
-        self.tell()
+        self.announce()
         self.renew()
 
     def renew(self) -> None:
@@ -175,7 +175,7 @@ class Tasks:
         return self.reading.slices(start, end)
 
     def read(
-        self, ticket: dict[str, Any], told: Callable[[int], None] = lambda _: None
+        self, ticket: dict[str, Any], arrived: Callable[[int], None] = lambda _: None
     ) -> list[int]:
         """Run one task; ``told`` is called with the number of each batch that arrived."""
         address = self.job.pair.importer.address
@@ -189,7 +189,7 @@ class Tasks:
         found: list[int] = []
         for number, batch in enumerate(reader.read(Slice(ticket, options.trust()))):
             found += batch.column("n").to_pylist()
-            told(number)
+            arrived(number)
         return found
 
     def all(self, start: dict[str, Any] | None, end: dict[str, Any]) -> list[int]:
@@ -226,7 +226,7 @@ def job(directory: Path, ports: Sequence[str], **only: Any) -> Iterator[Job]:
             for fellow in fellows:
                 fellow.ready()
             made = Job(both, fellows)
-            made.tell()
+            made.announce()
             yield made
     finally:
         for fellow in fellows:

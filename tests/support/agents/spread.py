@@ -102,9 +102,9 @@ class Job:
         for pe in requests:
             if pe in self.away:
                 raise AgentUnreachableError(f"{pe} does not answer")
-        told = {pe: self.hosts[pe].seal(one).stages for pe, one in requests.items()}
+        reported = {pe: self.hosts[pe].seal(one).stages for pe, one in requests.items()}
         self.after_seal()
-        return told
+        return reported
 
     def find_broken(
         self, requests: Mapping[str, StageVerify]
@@ -151,9 +151,9 @@ class Job:
     def read(self, epoch: int, filter_: str | None = None) -> dict[str, list[int]]:
         """Return column ``n`` of a planned epoch, by the agent that has it."""
         stream = self.home.stream
-        told = self.home.replan({stream: (epoch, epoch + 1)}, filter_=filter_)
-        agents = [HOME, *told.agents]
-        blocks = [(b[2] if len(b) > 2 else 0) for b in told.blocks[stream][epoch]]
+        reported = self.home.replan({stream: (epoch, epoch + 1)}, filter_=filter_)
+        agents = [HOME, *reported.agents]
+        blocks = [(b[2] if len(b) > 2 else 0) for b in reported.blocks[stream][epoch]]
         given = Grant(
             export=self.home.export.key,
             reader="reader",
@@ -180,10 +180,10 @@ class Job:
         return sum(s["epochs"] for s in streams)
 
     @property
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         """What the home says of the reader."""
         found: dict[str, Any] = self.home.export.status()["readers"]["reader"]
         return found
 
     def figures(self) -> list[int]:
-        return [self.told[name] for name in ("delivered", "filtered", "counting")]
+        return [self.reported[name] for name in ("delivered", "filtered", "counting")]

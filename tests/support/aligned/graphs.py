@@ -478,7 +478,7 @@ def sink(buckets: int = 1, *inputs: str) -> Node:
     return Node(name="sink", buckets=buckets, answer="block", inputs=inputs or ("in",))
 
 
-def told(
+def reported(
     log: Mapping[tuple[str, int], Sequence[tuple[int, tuple[Entry, ...]]]],
     names: Mapping[str, str],
     node: str = "sink",
@@ -525,7 +525,7 @@ __all__ = [
     "layout_of",
     "names_of",
     "note",
+    "reported",
     "sink",
-    "told",
     "turns",
 ]

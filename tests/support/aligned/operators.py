@@ -155,8 +155,8 @@ class NewerTotals(Totals):
         self.rows += batch.num_rows
 
     def end_window(self) -> None:
-        told = {"bucket": self.window.bucket, "sum": self.total, "rows": self.rows}
-        self.emit(pa.RecordBatch.from_pylist([{**told, "read": self.read}]), "sums")
+        columns = {"bucket": self.window.bucket, "sum": self.total, "rows": self.rows}
+        self.emit(pa.RecordBatch.from_pylist([{**columns, "read": self.read}]), "sums")
 
 
 class Talkative(Operator):

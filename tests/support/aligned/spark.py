@@ -150,7 +150,7 @@ def scripted(
     return Stream(StreamPlan(spark=spark, data=RowsFrame(frame=frame, mixed=True)))
 
 
-class Told(Scripted):
+class Recorded(Scripted):
     """Writes down what it saw in a file for each window."""
 
     def __init__(self, node: Node, folder: str) -> None:
@@ -167,13 +167,13 @@ class Told(Scripted):
         return super().snapshot()
 
 
-class AwareTold(Told, Aware):
+class AwareRecorded(Recorded, Aware):
     """The same, and takes control tuples."""
 
 
 def made(node: Node, folder: str) -> Operator:
     """Return the operator of a node."""
-    return (Told if node.answer is None else AwareTold)(node, folder)
+    return (Recorded if node.answer is None else AwareRecorded)(node, folder)
 
 
 def on_spark(

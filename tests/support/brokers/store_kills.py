@@ -39,7 +39,7 @@ from streambroker_operator.storage.sqlite_store import Store
 from support.core.at_once import at_once
 from support.core.resources import export_of, import_of, pe, port, registration
 
-ANSWERED, TOLD = b"a", b"t"
+ANSWERED, NOTIFIED = b"a", b"t"
 Dump = dict[str, list[tuple[Any, ...]]]
 Command = Callable[[Store, Runtime], object]
 MODULES = tuple(
@@ -158,7 +158,7 @@ class Ear(HintSender):
     def send(self, pe: PeKey, address: str, datagram: bytes) -> None:
         """Tell the pipe."""
         if self.on:
-            os.write(self._pipe, TOLD)
+            os.write(self._pipe, NOTIFIED)
 
 
 # ---- how it is killed --------------------------------------------------------------
@@ -301,25 +301,25 @@ def life(db: Path, number: int, fuse: Fuse, *, limit: int | None = None) -> tupl
             os._exit(status)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        told = pipe.read()
+        sent = pipe.read()
     _, status = os.waitpid(child, 0)
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGXFSZ)
     assert killed or status == 0, f"command {number} failed by itself: {status}"
-    return not killed, told
+    return not killed, sent
 
 
 # ---- what has to hold then -----------------------------------------------------------
 
 
-def examine(db: Path, told: bytes, before: Dump | None, after: Dump) -> None:
+def examine(db: Path, sent: bytes, before: Dump | None, after: Dump) -> None:
     """Open the file again: it is as before or as after the command, and it can go on."""
     store = opened(db)
     found = dump(db)
     if before is None:
         found, after = _without_random(found), _without_random(after)
     assert found in (before, after) or before is None
-    if ANSWERED in told or TOLD in told:
-        assert found == after, f"somebody was told ({told!r}) what is not on the disk"
+    if ANSWERED in sent or NOTIFIED in sent:
+        assert found == after, f"somebody was told ({sent!r}) what is not on the disk"
     _assert_goes_on(store)
     store.close()
 
@@ -383,10 +383,10 @@ class Sweep:
         for step in steps:
             db = self._copy(base, "try")
             fuse = Fuse(left=0 if torn else step)
-            lived, told = life(db, number, fuse, limit=step if torn else None)
+            lived, sent = life(db, number, fuse, limit=step if torn else None)
             kills += not lived
             try:
-                examine(db, told, before, after)
+                examine(db, sent, before, after)
             except AssertionError as error:
                 name = list(COMMANDS)[number]
                 raise AssertionError(f"{name}, killed at step {step}: {error}") from error

@@ -16,7 +16,7 @@ from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.replicas.lease import Lease, new_identity
 
 
-def tell(leads: bool) -> None:
+def report(leads: bool) -> None:
     sys.stdout.write("leads\n" if leads else "follows\n")
     sys.stdout.flush()
 
@@ -24,7 +24,7 @@ def tell(leads: bool) -> None:
 async def main(server: str, ca: str, token: str, namespace: str, name: str) -> None:
     api = HttpApi(Access(server=server, token=token, ca_file=ca))
     lease = Lease(
-        api, namespace=namespace, name=name, identity=new_identity("broker"), on_change=tell
+        api, namespace=namespace, name=name, identity=new_identity("broker"), on_change=report
     )
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)

@@ -183,13 +183,13 @@ class Jobs:
     def end_feed(self) -> int:
         """Let feed export what is due and nothing more; return how many rows that makes."""
         self.ask("feed", "touch", f"{HOME}/end")
-        told = until(
+        printed = until(
             lambda: self.ask("feed", "sh", "-c", f"cat {HOME}/exported || true"),
             120.0,
             "feed tells how much it has exported",
             pause_s=_PAUSE_SECONDS,
         )
-        return int(told)
+        return int(printed)
 
 
 def prepared(folder: Path) -> Path:

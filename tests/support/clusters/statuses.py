@@ -36,11 +36,11 @@ class Broker:
         self.statuses = PortReconciler(
             self.board.reader,
             lambda name, urgent: self.writer.offer(name, urgent=urgent),
-            on_written=self._tell,
+            on_written=self._apply,
         )
         self.writer = StatusWriter(api, self.statuses, leads=lambda: self.leads, settle_s=settle_s)
 
-    def _tell(self, write: StatusWrite) -> None:
+    def _apply(self, write: StatusWrite) -> None:
         for note in transition_notes(write):
             self.events.record(note, time.time())
 

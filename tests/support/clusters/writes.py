@@ -80,7 +80,7 @@ class Replica:
         Args:
             deliver: takes the events; the board itself by default.
         """
-        tell = self.board.handle if deliver is None else deliver
+        report = self.board.handle if deliver is None else deliver
         for kind in KINDS:
             answer = self.api.request("GET", f"{GROUP}/namespaces/{self.namespace}/{PLURALS[kind]}")
             found: list[tuple[Resource, int]] = []
@@ -88,12 +88,12 @@ class Replica:
                 document = {"apiVersion": "streambroker.io/v1alpha1", "kind": kind, **item}
                 found.append((read_manifest(document), int(item["metadata"]["resourceVersion"])))
             version = int(answer.body["metadata"]["resourceVersion"])
-            tell(Synced(kind=kind, listed=tuple(found), version=version))
+            report(Synced(kind=kind, listed=tuple(found), version=version))
             for item in answer.body["items"]:
                 agent = self.store.registrations.observe(item)
                 self.store.steering.observe(item)
                 if agent is not None:
-                    tell(agent)
+                    report(agent)
 
     def key(self, spec: Mapping[str, Any]) -> PortKey:
         return PortKey.parse(f"{self.namespace}/{spec['job']}/{spec.get('pe', 0)}/{spec['port']}")

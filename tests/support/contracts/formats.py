@@ -84,7 +84,7 @@ from streambroker_core.side import (
 )
 from streambroker_core.side.state.input_state import Tally
 from streambroker_core.side.state.waiting_rows import _StallCounts
-from streambroker_core.wire.broker import agent_commands as errand
+from streambroker_core.wire.broker import agent_commands as command
 from streambroker_core.wire.broker import (
     capability,
     hints,
@@ -98,8 +98,8 @@ from streambroker_core.wire.broker import request_signature as signature
 from streambroker_core.wire.manifests import ports as manifest
 from streambroker_core.wire.manifests import rules
 from streambroker_core.wire.reports import rule_metrics as rule_figures
-from streambroker_core.wire.reports import rule_status as told
-from streambroker_core.wire.reports import side_status as told_sides
+from streambroker_core.wire.reports import rule_status as rule_reports
+from streambroker_core.wire.reports import side_status as side_reports
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.rest.guard.rate_limits import RateLimits as RestLimits
 from streambroker_operator.storage.sqlite_store import Store as BrokerStore
@@ -217,16 +217,16 @@ def agent_and_broker() -> dict[str, Any]:
         for private in (KEY, KEY[::-1])
     ]
     answer = registration.RegistrationReply(key=registration.derive_key(KEY, AGENT, INSTANCE))
-    asked = errand.AgentCommand(id="0" * 32, action="export.emit", text='{"request":"r"}')
-    done = errand.CommandResult(id="0" * 32, answer={"id": "log/1"})
-    refused = errand.CommandResult(id="1" * 32, code="ExportFull", detail="No room.")
-    stall = told_sides.SideStall(cause="no data", rows=2, since=5)
-    side = told_sides.SideStatus(operator="join", input="rates", keyed=True, stalls=(stall,))
+    asked = command.AgentCommand(id="0" * 32, action="export.emit", text='{"request":"r"}')
+    done = command.CommandResult(id="0" * 32, answer={"id": "log/1"})
+    refused = command.CommandResult(id="1" * 32, code="ExportFull", detail="No room.")
+    stall = side_reports.SideStall(cause="no data", rows=2, since=5)
+    side = side_reports.SideStatus(operator="join", input="rates", keyed=True, stalls=(stall,))
     of_rule = rule_figures.RuleMetricsReport(
         operator="find", log="l", rule="r", version=1, tested=9
     )
     waiting = rule_figures.WatermarkWait(operator="find", log="l", rows=1, first=2, watermark=3)
-    one_rule = told.RuleStatus(
+    one_rule = rule_reports.RuleStatus(
         version=2, state="active", since=1, buckets=2, of=2, matches=3, errors=1
     )
     return {
@@ -235,11 +235,11 @@ def agent_and_broker() -> dict[str, Any]:
         "sealed answer": registration.encode_answer(answer, sides[1], sides[0].public),
         "tag": registration.registration_tag(KEY, one),
         "proof": registration.hint_proof(KEY, AGENT, one, hour=5),
-        "errands": errand.encode_commands([asked]),
-        "done": errand.encode_results([done, refused]),
+        "errands": command.encode_commands([asked]),
+        "done": command.encode_results([done, refused]),
         "ended": ends.encode(ends.EndedExports(ports=frozenset({"b", "a"}), more=True)),
-        "rules told": told.write_statuses({"r": one_rule}),
-        "side told": told_sides.write_side(side),
+        "rules told": rule_reports.write_statuses({"r": one_rule}),
+        "side told": side_reports.write_side(side),
         "rule figures": rule_figures.write_metrics(of_rule),
         "rows that wait for the watermark": rule_figures.write_metrics(waiting),
     }
@@ -559,9 +559,9 @@ FIELDS: Mapping[str, Any] = {
     "request rules.figures": figuring._MetricsRequest,
     "rule, from agent to broker": rule_figures.RuleMetricsReport,
     "rows that wait, from agent to broker": rule_figures.WatermarkWait,
-    "state of a rule, from agent to broker": told.RuleStatus,
-    "side input, from agent to broker": told_sides.SideStatus,
-    "stall, from agent to broker": told_sides.SideStall,
+    "state of a rule, from agent to broker": rule_reports.RuleStatus,
+    "side input, from agent to broker": side_reports.SideStatus,
+    "stall, from agent to broker": side_reports.SideStall,
     "note tick": notes.WatermarkUpdate,
     "note hold": notes.WatermarkHold,
     "note latest": notes.LatestEventTime,

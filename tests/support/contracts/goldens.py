@@ -39,14 +39,14 @@ from pe_agent.datasource.source import StreambrokerDataSource
 from pe_agent.job import ports
 from pe_agent.job import send_control as emitted
 from pe_agent.side.operator import FIGURES_SCHEMA
-from streambroker_core.cep.engine import outputs as telling
+from streambroker_core.cep.engine import outputs as engine_outputs
 from streambroker_core.cep.operator import PatternOperator
 from streambroker_core.control.runtime import packing
 from streambroker_core.errors import StreambrokerError, TakenError
 from streambroker_core.model import PeKey
 from streambroker_core.side import SideOperator
 from streambroker_core.side.operator import ERROR_SCHEMA
-from streambroker_core.wire.broker import agent_commands as errand
+from streambroker_core.wire.broker import agent_commands
 from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.cli import app as commands
@@ -145,9 +145,9 @@ def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
     below: list[argparse.ArgumentParser] = []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            told = {one.dest: one.help for one in action._choices_actions}
+            texts = {one.dest: one.help for one in action._choices_actions}
             for name, command in action.choices.items():
-                yield f"  {name}: {told.get(name)}"
+                yield f"  {name}: {texts.get(name)}"
                 below.append(command)
         else:
             yield from _option(action)
@@ -165,8 +165,8 @@ def _option(action: argparse.Action) -> Iterator[str]:
         "default": None if action.default == argparse.SUPPRESS else action.default,
         "required": (action.required and bool(action.option_strings)) or None,
     }
-    told = [f"{name}={value!r}" for name, value in settings.items() if value is not None]
-    yield "  ".join([f"  {names}", kind, *told])
+    texts = [f"{name}={value!r}" for name, value in settings.items() if value is not None]
+    yield "  ".join([f"  {names}", kind, *texts])
     yield f"      {action.help}"
 
 
@@ -413,7 +413,8 @@ def _agent() -> tuple[list[str], str]:
 def actions() -> str:
     """Return the actions that an agent performs, and which of them for a broker."""
     return _lines(
-        f"{name}{' (also for a broker)' if name in errand.ACTIONS else ''}" for name in _agent()[0]
+        f"{name}{' (also for a broker)' if name in agent_commands.ACTIONS else ''}"
+        for name in _agent()[0]
     )
 
 
@@ -458,8 +459,8 @@ def spark() -> Any:
         "kinds of emitted rows": [forms.ROWS, forms.TUPLES, forms.PROGRESS],
         "outputs of patterns": list(PatternOperator.outputs),
         "outputs of side inputs": list(SideOperator.outputs),
-        "matches": formats.columns(telling.RESULTS),
-        "errors of patterns": formats.columns(telling.FAILURES),
+        "matches": formats.columns(engine_outputs.RESULTS),
+        "errors of patterns": formats.columns(engine_outputs.FAILURES),
         "errors of side inputs": formats.columns(ERROR_SCHEMA),
         "figures of side inputs": formats.columns(FIGURES_SCHEMA),
         "variables of state": variables,

@@ -207,14 +207,14 @@ def conditions() -> dict[str, set[str]]:
             if isinstance(node, ast.FunctionDef) and isinstance(node.returns, ast.Name)
         }
         for node in ast.walk(module.tree):
-            for kind, one in _told(node, makers):
+            for kind, one in _reported(node, makers):
                 text = _text(one, module)
                 words = [text] if text and _WORD.fullmatch(text) else list(_words(one))
                 found[kind] |= set(words)
     return found
 
 
-def _told(node: ast.AST, makers: dict[str, str]) -> Iterator[tuple[str, ast.expr]]:
+def _reported(node: ast.AST, makers: dict[str, str]) -> Iterator[tuple[str, ast.expr]]:
     """Give the expressions that may be the type or the reason of a condition or an Event."""
     if isinstance(node, ast.Assign):
         for target in node.targets:

@@ -43,13 +43,13 @@ class Lagging(Play):
     def complete(self, epochs: list[int]) -> bool:
         """Whether some are missing, the others there once, and all that are missing told."""
         log = queries.Checkpoint(self.folder / "importing")
-        told = Offset.decode(log.read("offsets", log.last("offsets"))).dropped
+        lost_by_stream = Offset.decode(log.read("offsets", log.last("offsets"))).dropped
         lost = self.batches - len(epochs)
         return (
             lost > 0
             and epochs == sorted(set(epochs))
             and epochs[-1] == self.batches - 1
-            and list(told.values()) == [(lost, lost * queries.ROWS_PER_BATCH)]
+            and list(lost_by_stream.values()) == [(lost, lost * queries.ROWS_PER_BATCH)]
         )
 
 

@@ -247,9 +247,9 @@ def _wrap(module: ModuleType, name: str, path: str, step: Step) -> None:
 def _pass(name: str) -> None:
     """Count a pass of a step; stand still at the one that is armed."""
     folder = Path(os.environ[VARIABLE])
-    told = _told(folder)
+    text = _armed(folder)
     try:
-        armed = json.loads(told)
+        armed = json.loads(text)
     except ValueError:
         return
     if armed["step"] != name or _count(folder / "passes") != armed["pass"]:
@@ -257,11 +257,11 @@ def _pass(name: str) -> None:
     fresh = folder / "reached.new"
     fresh.write_text(json.dumps({"pid": os.getpid()}))
     fresh.rename(folder / "reached")
-    while not (folder / "go").exists() and _told(folder) == told and _lives(armed["by"]):
+    while not (folder / "go").exists() and _armed(folder) == text and _lives(armed["by"]):
         time.sleep(0.002)
 
 
-def _told(folder: Path) -> str:
+def _armed(folder: Path) -> str:
     """Return what is armed at this moment, nothing if no step is."""
     try:
         return (folder / "armed").read_text()

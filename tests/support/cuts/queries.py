@@ -115,15 +115,15 @@ class Query:
         def run(number: int) -> None:
             for attempt in range(ATTEMPTS):
                 fork = Fork("support.cuts.queries", function, *tasks[number], attempt)
-                told = self._workers / str(fork.pid)
-                told.touch()
+                reported = self._workers / str(fork.pid)
+                reported.touch()
                 try:
                     results[number] = fork.result()
                     return
                 except ForkFailedError as error:
                     results[number] = error
                 finally:
-                    told.unlink()
+                    reported.unlink()
 
         threads = [threading.Thread(target=run, args=(n,)) for n in range(len(tasks))]
         for thread in threads:
@@ -181,15 +181,15 @@ class Exporting(Query):
         ]
         messages = self.run_tasks("write", tasks)
         failed = [m for m in messages if isinstance(m, Exception)]
-        told = [None if isinstance(m, Exception) else pickle.loads(m) for m in messages]
+        reported = [None if isinstance(m, Exception) else pickle.loads(m) for m in messages]
         try:
             if failed:
                 raise failed[0]
-            self._writer().commit(told, batch)
+            self._writer().commit(reported, batch)
             if self._fails("commit", batch):
                 raise RuntimeError("as was asked for")
         except Exception:
-            self._writer().abort(told, batch)
+            self._writer().abort(reported, batch)
             raise
         if self.plan_["stragglers"]:
             Fork("support.cuts.queries", "write", *tasks[0], ATTEMPTS)

@@ -98,6 +98,6 @@ def main(folder: Path, way: str) -> None:
         turn(play, play._files)
     assert play.query is not None
     play.query.processAllAvailable()
-    matches = [[row["rule"], row["version"], letters(row)] for row in play.told()]
+    matches = [[row["rule"], row["version"], letters(row)] for row in play.output()]
     (folder / "out").write_text(json.dumps(matches))
     play.stop()

@@ -117,10 +117,10 @@ class LeaseServer:
             return self._shown(404) if self.lease is None else self._shown(200)
         if call.method == "PUT" and self.late:
             self.version, self.late = self.version + 1, False
-        told = call.body["metadata"].get("resourceVersion")
+        resource_version = call.body["metadata"].get("resourceVersion")
         if call.method == "POST" and self.lease is not None:
             return Answer(status=409)
-        if call.method == "PUT" and (self.lease is None or told != str(self.version)):
+        if call.method == "PUT" and (self.lease is None or resource_version != str(self.version)):
             return Answer(status=409)
         self.version += 1
         self.lease = dict(call.body["spec"])

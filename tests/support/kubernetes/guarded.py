@@ -110,12 +110,12 @@ class Guarded(Api):
         return {"authenticated": good, "audiences": ["streambroker"], "user": user}
 
     def _access(self, spec: Mapping[str, Any]) -> Mapping[str, Any]:
-        told = spec["resourceAttributes"]
-        part = f"/{told['subresource']}" if "subresource" in told else ""
-        ask = f"{told['verb']} {told['resource']}{part}"
-        named = f"{ask} {told.get('name', '')}".rstrip()
+        attributes = spec["resourceAttributes"]
+        part = f"/{attributes['subresource']}" if "subresource" in attributes else ""
+        ask = f"{attributes['verb']} {attributes['resource']}{part}"
+        named = f"{ask} {attributes.get('name', '')}".rstrip()
         self.asked.append(named)
-        self.places.add(told.get("namespace", "*"))
+        self.places.add(attributes.get("namespace", "*"))
         return {"allowed": ask in self.granted or named in self.granted}
 
     def on_actions(self, event: object, actions: Sequence[object]) -> None:

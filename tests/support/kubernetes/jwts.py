@@ -9,8 +9,8 @@ from typing import Any
 
 def jwt(*, aud: Any = ("streambroker",), **claims: Any) -> str:
     """Return a token that says these things of itself."""
-    told = {"aud": list(aud) if isinstance(aud, tuple) else aud, **claims}
-    return f"e30.{_coded(json.dumps(told).encode())}.c2ln"
+    payload = {"aud": list(aud) if isinstance(aud, tuple) else aud, **claims}
+    return f"e30.{_coded(json.dumps(payload).encode())}.c2ln"
 
 
 def claims_of(token: str) -> dict[str, Any]:

@@ -201,8 +201,8 @@ def over(automaton: Nfa, events: list[tuple[str, int]]) -> list[tuple[Pairs, int
     numbers = batch.column("v")
     rows = OrderedRows(batch, batch.column("t"), pa.repeat(pa.scalar(0), len(given)), numbers, 0)
     results = [*engine.process(rows), *engine.advance(END)]
-    told = [each.outcome for each in results if isinstance(each.outcome, Timeout)]
-    return [(pairs(one), one.time) for one in told]
+    timeouts = [each.outcome for each in results if isinstance(each.outcome, Timeout)]
+    return [(pairs(one), one.time) for one in timeouts]
 
 
 def pairs(match: PatternMatch | Timeout) -> Pairs:

@@ -111,8 +111,8 @@ class Rules:
     def time(self) -> datetime:
         """Return what time has passed."""
         progress: Any = self.query.lastProgress or {}
-        told = progress.get("eventTime", {}).get("watermark", "1970-01-01")
-        return datetime.fromisoformat(told[:19]).replace(tzinfo=timezone.utc)
+        reached = progress.get("eventTime", {}).get("watermark", "1970-01-01")
+        return datetime.fromisoformat(reached[:19]).replace(tzinfo=timezone.utc)
 
     def put(self, *rules: Any) -> None:
         """Change the rules."""

@@ -425,23 +425,23 @@ def skipped(
     """
     outcomes: list[list[tuple[tuple[str, int], ...]]] = []
 
-    def go(now: int, held: list[Any], dead: frozenset[int], told: list[Any]) -> None:
+    def go(now: int, held: list[Any], dead: frozenset[int], results: list[Any]) -> None:
         if now == len(living):
-            outcomes.append(told)
+            outcomes.append(results)
             return
         new = [m for m, at in matches if at == now and m[0][1] not in dead]
-        release(now, [*held, *new], dead, told)
+        release(now, [*held, *new], dead, results)
 
-    def release(now: int, held: list[Any], dead: frozenset[int], told: list[Any]) -> None:
+    def release(now: int, held: list[Any], dead: frozenset[int], results: list[Any]) -> None:
         earliest = min((m[0][1] for m in held), default=None)
         if earliest is None or any(start < earliest for start in living[now] - dead):
-            go(now + 1, held, dead, told)
+            go(now + 1, held, dead, results)
             return
         for m in {m for m in held if m[0][1] == earliest}:
             rest = list(held)
             rest.remove(m)
             gone = dead | _given_up(pattern, m, now)
-            release(now, [each for each in rest if each[0][1] not in gone], gone, [*told, m])
+            release(now, [each for each in rest if each[0][1] not in gone], gone, [*results, m])
 
     go(0, [], frozenset(), [])
     return outcomes

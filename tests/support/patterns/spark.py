@@ -28,7 +28,7 @@ SCHEMA = pa.schema(
         ("item", pa.string()),
     ]
 )
-Told = dict[str, list[dict[str, Any]]]
+Reported = dict[str, list[dict[str, Any]]]
 """Rows by output."""
 
 
@@ -72,7 +72,7 @@ class Play:
         self.spark, self.folder, self._make = spark, folder, make
         self._ddl, self._schema = ddl, schema
         self.checkpoint = folder / "ck"
-        self.windows: dict[int, Told] = {}
+        self.windows: dict[int, Reported] = {}
         self.made: PatternStream | None = None
         self.query: StreamingQuery | None = None
         self._files = 0
@@ -91,8 +91,8 @@ class Play:
         self.query = self.made.for_each_window(self._take, checkpoint=self.checkpoint)
 
     def _take(self, window: int, frames: dict[str, DataFrame]) -> None:
-        told = {tag: [row.asDict() for row in frame.collect()] for tag, frame in frames.items()}
-        self.windows[window] = told
+        rows = {tag: [row.asDict() for row in frame.collect()] for tag, frame in frames.items()}
+        self.windows[window] = rows
 
     def rows(self, rows: Iterable[dict[str, Any]], *, wait: bool = True) -> None:
         """Feed a batch of rows, and wait until it and what follows of it is done."""
@@ -114,7 +114,7 @@ class Play:
         processors = self.made.processors
         until(lambda: not processors.running, 10.0, "the rules are closed with the query")
 
-    def told(self, output: str = "matches") -> list[dict[str, Any]]:
+    def output(self, output: str = "matches") -> list[dict[str, Any]]:
         """Return the rows of an output, in the order of windows."""
         return [row for window in sorted(self.windows) for row in self.windows[window][output]]
 

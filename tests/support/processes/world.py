@@ -114,9 +114,9 @@ class World:
         """Return port and next epoch by stream, as the exporter's agent says."""
         exports = self.agent("feed").call("status")["exports"]
         return {
-            stream: (key.rpartition("/")[2], told["next"])
+            stream: (key.rpartition("/")[2], state["next"])
             for key, export in exports.items()
-            for stream, told in export["streams"].items()
+            for stream, state in export["streams"].items()
         }
 
     def await_files(self, feed: Feed, seconds: float = SECONDS) -> None:

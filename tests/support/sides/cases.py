@@ -67,21 +67,21 @@ def schema_of(columns: dict[str, str]) -> pa.Schema:
     return pa.schema([(name, _TYPES[type_]) for name, type_ in columns.items()])
 
 
-def windows_of(told: dict[str, Any] | None) -> EventTimeWindows:
+def windows_of(given: dict[str, Any] | None) -> EventTimeWindows:
     """Return windows as a case tells them."""
-    if told is None:
+    if given is None:
         return GLOBAL
-    if "fixed" in told:
-        return fixed(told["fixed"])
-    return sliding(*told["sliding"]) if "sliding" in told else sessions(told["sessions"])
+    if "fixed" in given:
+        return fixed(given["fixed"])
+    return sliding(*given["sliding"]) if "sliding" in given else sessions(given["sessions"])
 
 
-def side_of(name: str, told: dict[str, Any]) -> SideInput:
+def side_of(name: str, given: dict[str, Any]) -> SideInput:
     """Return a side input as a case tells it."""
-    told = _tuples(told)
-    told["schema"] = schema_of(told.pop("columns"))
-    told["windows"] = windows_of(told.get("windows"))
-    return SideInput(name=name, **told)
+    given = _tuples(given)
+    given["schema"] = schema_of(given.pop("columns"))
+    given["windows"] = windows_of(given.get("windows"))
+    return SideInput(name=name, **given)
 
 
 def join_of(case: Case) -> SideJoin:
@@ -90,7 +90,7 @@ def join_of(case: Case) -> SideJoin:
     main["schema"] = schema_of({**main.pop("columns"), PLACE: "long"})
     windows = main.pop("windows", None)
     return SideJoin(
-        inputs=tuple(side_of(name, told) for name, told in case.get("sides", {}).items()),
+        inputs=tuple(side_of(name, given) for name, given in case.get("sides", {}).items()),
         enrich=tuple(Enrich(**_tuples(one)) for one in case.get("enrich", ())),
         windows=None if windows is None else windows_of(windows),
         order=case.get("order", "arrival"),
@@ -98,9 +98,9 @@ def join_of(case: Case) -> SideJoin:
     )
 
 
-def _tuples(told: dict[str, Any]) -> dict[str, Any]:
+def _tuples(given: dict[str, Any]) -> dict[str, Any]:
     """Return a mapping with tuples where JSON has lists."""
-    return {key: _tuple(value) for key, value in told.items()}
+    return {key: _tuple(value) for key, value in given.items()}
 
 
 def _tuple(value: Any) -> Any:
@@ -240,7 +240,7 @@ class Runner:
         self.run = Run()
         self._ended: dict[int, SideOperator] = {}
         self._number = 0
-        self._told = itertools.count()
+        self._sequence = itertools.count()
         self.join = make().join
 
     def window(self, feed: Feed, *, watermark: float | None, now: float, at: int = 0) -> Rows:
@@ -322,7 +322,7 @@ class Runner:
             if port in ("complete", "version"):
                 kind = SideComplete if port == "complete" else SideVersion
                 for said in rows:
-                    control = control_of(kind(**said), next(self._told))
+                    control = control_of(kind(**said), next(self._sequence))
                     assert operator.process_control(said["input"], control)
             else:
                 operator.process(port, self._batch(operator, port, rows))
@@ -397,12 +397,12 @@ def cut(entries: Feed, pieces: int | None) -> list[Feed]:
 
 def tables_of(case: Case) -> TableCache | None:
     """Return the versions of static tables of a case."""
-    told = case.get("tables")
-    if told is None:
+    tables = case.get("tables")
+    if tables is None:
         return None
 
     def read(name: str, version: str) -> pa.Table:
-        rows = told[name][version]
+        rows = tables[name][version]
         if isinstance(rows, str):
             raise OSError(rows)
         schema = schema_of(case["sides"][name]["columns"])
@@ -452,14 +452,14 @@ def run_by(case: Case, make: Callable[[Case], Feeding], *, pieces: int | None) -
     earlier = None if first is None else make(first)
     for span in spans(case["feed"]):
         for part in cut(span.entries, pieces):
-            told: dict[str, Any] = {"watermark": span.watermark, "now": span.now}
-            told["at"] = part[-1][2] if part else span.place
+            moment: dict[str, Any] = {"watermark": span.watermark, "now": span.now}
+            moment["at"] = part[-1][2] if part else span.place
             mine = [entry for entry in part if not entry[0].startswith("first.")]
             if earlier is not None and first is not None:
                 its = [[e[0][6:], *e[1:]] for e in part if e[0].startswith("first.")]
-                given = earlier.window(its, **told)
-                mine = [[first["to"], row, told["at"]] for row in given] + mine
-            runner.window(mine, **told)
+                given = earlier.window(its, **moment)
+                mine = [[first["to"], row, moment["at"]] for row in given] + mine
+            runner.window(mine, **moment)
     return runner.run
 
 
@@ -474,7 +474,7 @@ def differences(case: Case, found: Run, *, places: bool, buckets: int) -> list[s
     """
     expected = case["expect"]
     key = case["main"].get("key", [])
-    told = []
+    problems = []
     for output in ("out", "errors", "late"):
         want = [dict(row) for row in expected.get(output, [])]
         if output not in expected and output == "out":
@@ -484,13 +484,13 @@ def differences(case: Case, found: Run, *, places: bool, buckets: int) -> list[s
             for row in (*want, *got):
                 row.pop("at", None)
         if sorted(map(repr, map(_sorted, want))) != sorted(map(repr, map(_sorted, got))):
-            told.append(f"{output}: expected {want}, got {got}")
+            problems.append(f"{output}: expected {want}, got {got}")
         elif output == "out" and not expected.get("any order"):
             for name, group in _groups(got, found.out[output], key, buckets).items():
                 ids = [_sorted(row) for row in want if _sorted(row) in [_sorted(g) for g in group]]
                 if ids != [_sorted(row) for row in group]:
-                    told.append(f"{output} of {name}: expected the order {ids}, got {group}")
-    return told + _figures(expected, found)
+                    problems.append(f"{output} of {name}: expected the order {ids}, got {group}")
+    return problems + _figures(expected, found)
 
 
 def _like(row: dict[str, Any], want: Rows) -> dict[str, Any]:
@@ -520,17 +520,17 @@ def _sorted(row: dict[str, Any]) -> Any:
 
 def _figures(expected: dict[str, Any], found: Run) -> list[str]:
     """Compare figures, what is held and what stalls at the end; those of all buckets together."""
-    told = []
+    problems = []
     every = [one.figures() for one in found.ended]
     for name, value in expected.get("figures", {}).items():
         input_, _, figure = name.rpartition(".")
         got = [(one["inputs"][input_] if input_ else one)[figure] for one in every]
         if (max(got) if input_ else sum(got)) != value:
-            told.append(f"{name}: expected {value}, got {got}")
+            problems.append(f"{name}: expected {value}, got {got}")
     if "held" in expected:
         held = found.held[-1]
         if (None if held is None else held / SECOND) != expected["held"]:
-            told.append(f"held: expected {expected['held']}, got {held}")
+            problems.append(f"held: expected {expected['held']}, got {held}")
     for stall in expected.get("stalls", ()):
         stalls: list[dict[str, Any]] = [
             {
@@ -543,8 +543,8 @@ def _figures(expected: dict[str, Any], found: Run) -> list[str]:
         ]
         rows = sum(int(s["rows"]) for s in stalls if {**s, "rows": 0} == {**stall, "rows": 0})
         if rows != stall["rows"]:
-            told.append(f"stalls: expected {stall}, got {stalls}")
-    return told
+            problems.append(f"stalls: expected {stall}, got {stalls}")
+    return problems
 
 
 def _seconds(start: int) -> float | None:

@@ -41,7 +41,7 @@ class Side:
     """A side input: per window what is there, what is staged, and what is known of it."""
 
     name: str
-    told: dict[str, Any]
+    settings: dict[str, Any]
     by_time: bool
     there: dict[int | None, Rows] = field(default_factory=dict)
     staged: dict[int | None, Rows] = field(default_factory=dict)
@@ -52,30 +52,30 @@ class Side:
 
     @property
     def keyed(self) -> bool:
-        return bool(self.told.get("keyed"))
+        return bool(self.settings.get("keyed"))
 
     @property
     def ready(self) -> str:
-        return str(self.told.get("ready", "first data"))
+        return str(self.settings.get("ready", "first data"))
 
     @property
     def many(self) -> bool:
-        return self.told["kind"] in ("list", "multimap")
+        return self.settings["kind"] in ("list", "multimap")
 
     @property
     def windows(self) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = self.told.get("windows")
+        found: dict[str, Any] | None = self.settings.get("windows")
         return found
 
     def key_of(self, row: dict[str, Any]) -> Any:
-        return row["k"] if self.told.get("key") else 0
+        return row["k"] if self.settings.get("key") else 0
 
     def apply(self, start: int | None, row: dict[str, Any]) -> None:
         """Take one row; what is gone is kept as such."""
         rows = self.there.setdefault(start, [])
         mine = [one for one in rows if self.key_of(one) == self.key_of(row)]
         alive = [one for one in mine if not one.get("gone")]
-        update = self.told.get("update")
+        update = self.settings.get("update")
         if self.many:
             if row.get("gone"):
                 rows[:] = [one for one in rows if self.key_of(one) != self.key_of(row)]
@@ -93,7 +93,7 @@ class Side:
         rows = self.staged.pop(start, None)
         if rows is None:
             return
-        if self.many and self.told.get("update") == "replace":
+        if self.many and self.settings.get("update") == "replace":
             keys = {self.key_of(row) for row in rows}
             old = self.there.get(start, [])
             self.there[start] = [one for one in old if self.key_of(one) not in keys]
@@ -108,8 +108,8 @@ class Side:
 
     def view(self, start: int | None, by: Any) -> Any:
         """Return what the function of the cases tells of this view."""
-        kind = self.told["kind"]
-        if self.told.get("key"):
+        kind = self.settings["kind"]
+        if self.settings.get("key"):
             if by is not ...:
                 found = self.values(start, by)
                 return found if self.many else (found[-1] if found else None)
@@ -120,7 +120,7 @@ class Side:
                 for key in keys
             }
         found = self.values(start)
-        return found if kind == "list" else (found[-1] if found else self.told.get("default"))
+        return found if kind == "list" else (found[-1] if found else self.settings.get("default"))
 
 
 class Model:
@@ -133,7 +133,9 @@ class Model:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.by_time = case.get("order") == "event time"
-        self.sides = [Side(name, told, self.by_time) for name, told in case["sides"].items()]
+        self.sides = [
+            Side(name, settings, self.by_time) for name, settings in case["sides"].items()
+        ]
         self.lateness: int = case["main"].get("lateness", 0)
         self.grouped = bool(case["main"].get("grouped"))
         self.windows: dict[str, Any] | None = case["main"].get("windows")

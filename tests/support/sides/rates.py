@@ -20,7 +20,7 @@ def put(folder: Path, **rates: float) -> None:
     (folder / ".a").rename(folder / "a.parquet")
 
 
-class Told:
+class RecordingAgent:
     """What the agent is told."""
 
     operator = "join"

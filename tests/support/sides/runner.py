@@ -38,15 +38,15 @@ class ThroughRunner:
         order = PLACE if case.get("order", "arrival") == "arrival" else None
         self._through = Through(make, buckets, order_by=order, seed=seed)
         self._join, self._late = make().join, bool(seed % 2)
-        self._said: list[ControlTuple] = []
-        self._told: dict[str, Any] = {}
+        self._control: list[ControlTuple] = []
+        self._settings: dict[str, Any] = {}
         self._count = 0
         self.run = Run()
 
     def window(self, feed: Feed, *, watermark: float | None, now: float, at: int = 0) -> Rows:
         """Run as many windows as entries need: control stands between two of them."""
         before = len(self.run.out["out"])
-        self._told = {
+        self._settings = {
             "watermark": None if watermark is None else round(watermark * SECOND),
             "clock": round(now * SECOND),
         }
@@ -73,13 +73,13 @@ class ThroughRunner:
         )  # fmt: skip
         if self._late:
             self._window(rows, at)
-            self._said.append(control)
+            self._control.append(control)
         else:
             self._window(rows, at, [control])
 
     def _window(self, rows: Feed, at: int, control: list[ControlTuple] | None = None) -> None:
-        said, self._said = [*self._said, *(control or [])], []
-        outcomes = self._through.window(self._batches(rows), said, **self._told)
+        said, self._control = [*self._control, *(control or [])], []
+        outcomes = self._through.window(self._batches(rows), said, **self._settings)
         for outcome in outcomes:
             for output, batch in rows_of(outcome):
                 self.run.out[output] += [{**row, "at": at} for row in batch.to_pylist()]

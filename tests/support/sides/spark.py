@@ -149,8 +149,8 @@ def _lines(
 
 def _body(case: Case, port: str, row: dict[str, Any]) -> str:
     types = _columns(case, port)
-    told = {name: _time(v) if types[name] == "time" else v for name, v in row.items()}
-    return json.dumps(told)
+    values = {name: _time(v) if types[name] == "time" else v for name, v in row.items()}
+    return json.dumps(values)
 
 
 def _columns(case: Case, port: str) -> dict[str, str]:
@@ -209,11 +209,11 @@ class Fed:
         spark = self._frame.sparkSession
         return Stream(StreamPlan(spark=spark, control_frames=(ControlFrame(frame=frame),)))
 
-    def table(self, name: str, told: dict[str, Any]) -> Table:
+    def table(self, name: str, given: dict[str, Any]) -> Table:
         """Return a table whose versions have the names of the case."""
         folder = self._folder / self._case["id"] / name
         folder.mkdir(parents=True)
-        schema = schema_of(told["columns"])
+        schema = schema_of(given["columns"])
         for version, rows in self._case["tables"][name].items():
             if isinstance(rows, str):
                 version_path(folder, version).write_text(rows)
@@ -236,10 +236,10 @@ class _Versioned(Table):
 
 def sides_of(case: Case, fed: Fed, prefix: str = "", to: Stream | None = None) -> SideInputs:
     """Return a case as a stream with side inputs."""
-    told = dict(case["main"])
-    main = fed.port(prefix + MAIN, told)
-    if told.get("key"):
-        main = main.key_by(*told["key"])
+    given = dict(case["main"])
+    main = fed.port(prefix + MAIN, given)
+    if given.get("key"):
+        main = main.key_by(*given["key"])
     if case["feed"] and any(port in _SAID for port, _ in case["feed"]):
         main = main.union(fed.control())
     given = {
@@ -255,9 +255,9 @@ def sides_of(case: Case, fed: Fed, prefix: str = "", to: Stream | None = None) -
         )
     names = ("lateness", "max_waiting_rows")
     made = main.with_side_inputs(**given).options(
-        order=case.get("order", "arrival"), **{n: told[n] for n in names if n in told}
+        order=case.get("order", "arrival"), **{n: given[n] for n in names if n in given}
     )
-    if (windows := told.get("windows")) is not None:
+    if (windows := given.get("windows")) is not None:
         made = made.window(*([windows["fixed"]] if "fixed" in windows else windows["sliding"]))
     for one in case.get("enrich", ()):
         made = made.enrich(
@@ -339,9 +339,9 @@ def _name(case: Case) -> str:
 @contextmanager
 def settings(spark: SparkSession, partitions: int) -> Iterator[None]:
     """Set what a query is started with."""
-    told = {SHUFFLE: str(partitions), POLICY: "max"}
-    before = {name: spark.conf.get(name) for name in told}
-    for name, value in told.items():
+    conf = {SHUFFLE: str(partitions), POLICY: "max"}
+    before = {name: spark.conf.get(name) for name in conf}
+    for name, value in conf.items():
         spark.conf.set(name, value)
     try:
         yield
@@ -421,21 +421,21 @@ class Seen:
     def differences(self, case: Case, buckets: int) -> list[str]:
         """Return what a case does not expect."""
         expect = dict(case["expect"])
-        told = []
+        problems = []
         for name, value in expect.pop("figures", {}).items():
             input_, _, figure = name.rpartition(".")
             every = {at: row for at, row in self.figures.items() if input_ in ("", at[1])}
             got = [row[figure] for row in every.values()]
             if (max(got) if input_ else sum(got)) != value:
-                told.append(f"{name}: expected {value}, got {got}")
+                problems.append(f"{name}: expected {value}, got {got}")
         stalls = expect.pop("stalls", [])
         for name in {stall["input"] for stall in stalls}:
             rows = sum(r["waiting_rows"] for at, r in self.figures.items() if at[1] == name)
             if rows != sum(stall["rows"] for stall in stalls if stall["input"] == name):
-                told.append(f"stalls of {name}: expected {stalls}, got {rows}")
+                problems.append(f"stalls of {name}: expected {stalls}, got {rows}")
         if "held" in expect:
             held = min((at for at in self.held.values() if at is not None), default=None)
             if (None if held is None else held / SECOND) != expect.pop("held"):
-                told.append(f"held: got {held}")
-        told += differences({**case, "expect": expect}, self.run, places=False, buckets=buckets)
-        return told
+                problems.append(f"held: got {held}")
+        problems += differences({**case, "expect": expect}, self.run, places=False, buckets=buckets)
+        return problems

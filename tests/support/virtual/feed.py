@@ -114,7 +114,7 @@ class Replica:
             return
         del self.coming[place]
         self.past = [*self.past[-30:], event]
-        self.tell(event)
+        self.apply(event)
 
     def _may_come(self, event: BoardEvent) -> bool:
         """A withdrawal is written after the PE's ports went, and comes after that."""
@@ -132,7 +132,7 @@ class Replica:
         """Let an event come once more."""
         found = [event for event in self.past if queue_of(event) not in self.gap]
         if found:
-            self.tell(found[pick % len(found)])
+            self.apply(found[pick % len(found)])
 
     def lose(self, place: int) -> None:
         """Lose an event of a resource."""
@@ -172,7 +172,7 @@ class Replica:
     def break_off(self, kind: Kind) -> None:
         """Lose the feed; a list that was on its way does not come."""
         self.listing.pop(kind, None)
-        self.tell(FeedLost(kind=kind))
+        self.apply(FeedLost(kind=kind))
 
     def begin_session(self, *, silent: bool) -> None:
         """Feel that the store was restored: the feeds end, the next lists begin new ones.
@@ -218,7 +218,7 @@ class Replica:
 
     # ---- what has to hold ------------------------------------------------------
 
-    def tell(self, event: BoardEvent) -> None:
+    def apply(self, event: BoardEvent) -> None:
         """Hand an event to the board; check all that has to hold before and after."""
         guarded, late = self.guarded(), self._is_late(event)
         same = self._is_same(event)

@@ -297,7 +297,7 @@ class Net:
         event = self.world.register(agent.pe, registration)
         for replica in self.replicas:
             if replica is asked or self.calm:
-                replica.tell(event)
+                replica.apply(event)
             else:
                 replica.coming.append((event, self.now))
         if fate == "answer lost":

@@ -104,8 +104,8 @@ def test_rows_are_packed_in_order_and_control_and_notes_go_to_every_bucket() -> 
     assert sorted(row["v"] for row in rows if isinstance(row, dict)) == [30, 50]
     assert [at for at, what in found if what == ((4, TUPLE),)] == [0, 1, 2]
     assert [at for at, what in found if what == [tick]] == [CLOCK_BUCKET, 0, 1, 2]
-    for_nobody = [row for batch in packed for row in batch.to_pylist() if not row["n"]]
-    assert [(row["bucket"], row["event_time"]) for row in for_nobody] == [(CLOCK_BUCKET, None)]
+    for_no_agent = [row for batch in packed for row in batch.to_pylist() if not row["n"]]
+    assert [(row["bucket"], row["event_time"]) for row in for_no_agent] == [(CLOCK_BUCKET, None)]
     assert arrivals(FramePacker(layout=LAYOUT)([mixed()])) == []
 
 
@@ -140,7 +140,7 @@ def test_a_task_without_rows_says_nothing() -> None:
     assert arrivals(FramePacker(layout=LAYOUT)([mixed()])) == []
 
 
-def test_the_largest_event_time_of_a_task_is_told_and_control_rows_have_none() -> None:
+def test_the_largest_event_time_of_a_task_is_reported_and_control_rows_have_none() -> None:
     schema = pa.schema([("t", pa.timestamp("us", "UTC")), *MIXED])
     rows = [
         {"t": 5, "v": 1, "_seq": 0},
@@ -155,7 +155,9 @@ def test_the_largest_event_time_of_a_task_is_told_and_control_rows_have_none() -
     assert times == [9]
 
 
-def test_of_rows_that_are_not_needed_only_the_time_is_told_and_others_keep_their_places() -> None:
+def test_of_rows_that_are_not_needed_only_the_time_is_reported_and_others_keep_their_places() -> (
+    None
+):
     schema = pa.schema([("t", pa.timestamp("us", "UTC")), *MIXED])
     rows = [{"t": t, "v": v, "_seq": -1} for t, v in ((5, 1), (9, 2), (6, None), (7, 4))]
     control = {"_seq": 1, "_control": encode_control(TUPLE)}

@@ -270,10 +270,10 @@ class Strict(TypedOperator):
         return True
 
 
-def test_a_tuple_that_an_operator_is_to_pass_by_is_told_once_in_a_task(
+def test_a_tuple_that_an_operator_is_to_pass_by_is_reported_once_in_a_task(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = told((Delivery.BEGIN, None))
+    given = reported((Delivery.BEGIN, None))
     strict = batches(monkeypatch, Strict)
     with pytest.raises(ControlError, match="type Note, which is not known"):
         strict.batch(given)
@@ -281,7 +281,7 @@ def test_a_tuple_that_an_operator_is_to_pass_by_is_told_once_in_a_task(
     chain.batch(given)
     (warning,) = [one.message for one in caplog.records if "passed" in one.message]
     assert "a control tuple has passed an operator: control tuple S/0 has type Note" in warning
-    counts = [one["refused"] for one in chain.batch(told((Delivery.BEGIN, None)), "counts")]
+    counts = [one["refused"] for one in chain.batch(reported((Delivery.BEGIN, None)), "counts")]
     assert counts == [1, 1]
 
 
@@ -364,7 +364,7 @@ def test_state_of_another_operator_is_refused_in_the_first_batch_whichever_bucke
     assert other.stages[0].state == kept
 
 
-def told(*given: tuple[Delivery, int | None]) -> pa.RecordBatch:
+def reported(*given: tuple[Delivery, int | None]) -> pa.RecordBatch:
     """Return control rows, as they are among those of ``rows``."""
     found = []
     for seq, (delivery, at) in enumerate(given):
@@ -383,7 +383,7 @@ def test_control_tuples_are_counted_by_bucket_window_and_delivery_and_rows_apart
     chain = batches(monkeypatch, Keeping, counts="counts", report="report")
     data = rows((1, 10), (1, 11), (1, 12))
     mixed = data.append_column("_control", pa.nulls(3, pa.binary()))
-    given = told((Delivery.BEGIN, None), (Delivery.END_WINDOW, None), (Delivery.AT_TIME, 5_000))
+    given = reported((Delivery.BEGIN, None), (Delivery.END_WINDOW, None), (Delivery.AT_TIME, 5_000))
     whole = pa.Table.from_batches([mixed.cast(MIXED), given]).combine_chunks().to_batches()[0]
     chain.batch(rows((2, 1)))
     found = {(one["bucket"], one["delivery"]): one for one in chain.batch(whole, "counts")}

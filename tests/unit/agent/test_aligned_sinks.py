@@ -57,11 +57,13 @@ def of_rows(*batches: pa.RecordBatch) -> Give:
 
 def test_a_tuple_among_rows_stands_between_those_of_its_part() -> None:
     first, second = sequence(part=5), sequence(part=2)
-    told = [encode_control(mark(name)) for name in "abc"]
+    reported = [encode_control(mark(name)) for name in "abc"]
     rows, control = staged(
         of_rows(
             mixed((first, 10), (first + 1, 11), (second, 20)),
-            mixed((first + 1, told[0]), (second + 4, told[1]), (sequence(part=9), told[2])),
+            mixed(
+                (first + 1, reported[0]), (second + 4, reported[1]), (sequence(part=9), reported[2])
+            ),
             mixed((second + 3, 21), (second + 4, 22)),
         )
     )
@@ -77,12 +79,12 @@ def test_rows_without_places_are_numbered_and_notes_are_no_tuples() -> None:
 
 
 def test_an_immediate_tuple_beside_rows_is_refused_or_comes_last() -> None:
-    told = encode_control(mark("a"))
+    reported = encode_control(mark("a"))
     with pytest.raises(
         ControlError, match=r"in sequence with the rows of export out.*immediate='end'"
     ):
-        staged(of_rows(mixed((-8, told))))
-    assert staged(of_rows(mixed((-1, 1), (END_POSITION + 7, told)))) == ([1], [(None, "a")])
+        staged(of_rows(mixed((-8, reported))))
+    assert staged(of_rows(mixed((-1, 1), (END_POSITION + 7, reported)))) == ([1], [(None, "a")])
 
 
 def packed(name: str, place: int) -> bytes:
@@ -112,11 +114,11 @@ def test_a_tuple_that_a_bucket_emits_stands_between_its_rows() -> None:
 class Writer:
     """Stands for the sink of an export."""
 
-    def __init__(self, told: dict[str, Any], name: str) -> None:
-        self._told, self._name = told, name
+    def __init__(self, reported: dict[str, Any], name: str) -> None:
+        self._reported, self._name = reported, name
 
     def write_with_control(self, give: Give) -> None:
-        self._told[self._name] = staged(give)
+        self._reported[self._name] = staged(give)
 
 
 @pytest.mark.parametrize("names", [["x"], ["x", "y"]])
@@ -130,7 +132,7 @@ def test_each_output_gets_its_own_rows_and_tuples(names: list[str]) -> None:
         )
     ]
     batch = pa.RecordBatch.from_arrays(list(map(pa.array, zip(*rows, strict=True))), EMITTED.names)
-    told: dict[str, Any] = {}
-    writers: dict[str, Any] = {name: Writer(told, name) for name in names}
+    reported: dict[str, Any] = {}
+    writers: dict[str, Any] = {name: Writer(reported, name) for name in names}
     OutputsWriter(writers, dict.fromkeys(names, V)).write(iter([batch]))
-    assert told == {name: ([at], [(0, "ab"[at])]) for at, name in enumerate(names)}
+    assert reported == {name: ([at], [(0, "ab"[at])]) for at, name in enumerate(names)}

@@ -70,7 +70,7 @@ def test_who_does_not_come_from_there_or_not_at_once_asks_itself(
 
 
 @pytest.mark.parametrize("offset", [None, {"reader": "r"}])
-def test_an_answer_that_has_lain_is_asked_for_anew(
+def test_an_answer_that_has_lain_is_asked_for_again(
     agent: Agent, ahead: Prefetcher, monkeypatch: pytest.MonkeyPatch, offset: Any
 ) -> None:
     """By now there may be more to read than the thread was told."""

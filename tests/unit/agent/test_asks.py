@@ -37,7 +37,7 @@ def test_what_is_not_said_has_a_default() -> None:
 
 
 def test_all_that_is_said_is_taken() -> None:
-    told = parse_plan_request(
+    reported = parse_plan_request(
         {
             **BODY,
             "start": "earliest",
@@ -53,14 +53,14 @@ def test_all_that_is_said_is_taken() -> None:
         },
         "peer.plan",
     )
-    assert (told.start, told.has_opened, told.last, told.own_streams) == (
+    assert (reported.start, reported.has_opened, reported.last, reported.own_streams) == (
         "earliest",
         False,
         ("q", 7),
         frozenset("s"),
     )
-    assert (told.limit, told.budget, told.at_least_one) == ({"s": 9}, 100, False)
-    assert (told.lease, told.skip_lost) == (MAX_LEASE, True)
+    assert (reported.limit, reported.budget, reported.at_least_one) == ({"s": 9}, 100, False)
+    assert (reported.lease, reported.skip_lost) == (MAX_LEASE, True)
     assert parse_plan_request({**BODY, "limit": {}}, "peer.plan").limit == {}
 
 

@@ -173,7 +173,7 @@ def test_a_request_that_may_not_be_made_twice_has_a_connection_of_its_own(
     assert (broker.connections, broker.client.has_idle_connection) == (2, False)
 
 
-def test_where_the_broker_closed_the_connection_it_is_asked_anew_and_signed_anew(
+def test_where_the_broker_closed_the_connection_it_is_asked_again_and_signed_again(
     kept: Callable[..., Kept],
 ) -> None:
     broker = kept(1)

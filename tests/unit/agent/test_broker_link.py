@@ -161,7 +161,7 @@ def test_an_agent_of_many_changes_tells_of_them_with_its_polls(
     assert link._acknowledge_delay() == ACKNOWLEDGE_SECONDS
 
 
-def test_a_poll_says_which_exports_have_ended_and_what_changes_meanwhile_is_told_at_once(
+def test_a_poll_says_which_exports_have_ended_and_what_changes_meanwhile_is_reported_at_once(
     link: BrokerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said, woken = list[str | None](), list[bool]()
@@ -184,7 +184,7 @@ def test_a_poll_says_which_exports_have_ended_and_what_changes_meanwhile_is_told
     assert woken == [False, True, True, False]
 
 
-def test_a_poll_that_fails_has_told_nothing(
+def test_a_poll_that_fails_has_reported_nothing(
     link: BrokerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link._agent.exports, "ended", lambda: frozenset({"a"}))

@@ -29,7 +29,7 @@ def chained() -> None:
         raise KeyError("key") from error
 
 
-def told_by_spark(call: Callable[[], None]) -> str:
+def reported_by_spark(call: Callable[[], None]) -> str:
     """Return what Spark makes of an exception of a Python worker."""
     try:
         call()
@@ -55,7 +55,7 @@ def told_by_spark(call: Callable[[], None]) -> str:
 def test_the_cause_has_type_code_sentence_and_the_place_in_the_users_file(
     call: Callable[[], None], type_: str, code: str | None, message: str, function: str
 ) -> None:
-    found = parse_cause(told_by_spark(call))
+    found = parse_cause(reported_by_spark(call))
     assert (found.type, found.code) == (type_, code)
     assert message in found.message
     assert "stacktrace" not in found.message
@@ -102,7 +102,7 @@ class Captured(PySparkException):
 
 
 def test_of_an_exception_the_innermost_traceback_counts_and_its_text_then_begins_with_it() -> None:
-    inner = Captured(told_by_spark(of_ours))
+    inner = Captured(reported_by_spark(of_ours))
     error = Captured("[STREAM_FAILED] Query terminated with exception: Job aborted", inner)
     found = cause(error)
     assert found is not None

@@ -106,7 +106,7 @@ def test_control_survives_the_agent_and_the_move_out_of_its_segment(tmp_path: Pa
         assert given(made, 0) == [[(1, "q.op.0/0")]]
 
 
-def test_damaged_control_is_told_and_not_left_out(made: Bench) -> None:
+def test_damaged_control_is_reported_and_not_left_out(made: Bench) -> None:
     publish(made, 0, [(1, tuple_())], count=1)
     made.plan(control=CONTROL)
     address = made.export.state.streams[made.stream]._index.addresses[0]
@@ -163,7 +163,7 @@ def test_a_batch_with_control_alone_is_an_epoch_and_opens_the_stream(made: Bench
     assert list(made.export.state.streams) == [answer["stream"]]
 
 
-def test_batches_that_are_missing_are_told_of_once_before_an_epoch_of_control_alone(
+def test_batches_that_are_missing_are_reported_once_before_an_epoch_of_control_alone(
     made: Bench,
 ) -> None:
     publish(made, 0, [])

@@ -49,15 +49,15 @@ class Bench:
     """A control log on a store, under a clock in hand."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self.now, self.told = directory, 1000.0, 0
+        self.directory, self.now, self.notified = directory, 1000.0, 0
         self.open()
 
     def open(self) -> None:
         self.store = Store(self.directory / "state.sqlite")
-        self.log = ControlLog(self.store, self._tell, lambda: self.now)
+        self.log = ControlLog(self.store, self._notify, lambda: self.now)
 
-    def _tell(self) -> None:
-        self.told += 1
+    def _notify(self) -> None:
+        self.notified += 1
 
     def reopen(self) -> None:
         self.store.close()
@@ -82,7 +82,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 def test_a_tuple_has_its_number_at_once_and_is_read_by_it(made: Bench) -> None:
     first, second = made.put("a"), made.put("b", delivery="END_WINDOW", target={"operator": "x"})
     assert [first["id"], second["id"]] == [f"{made.log.id}/0", f"{made.log.id}/1"]
-    assert (made.log.next_seq, made.told) == (2, 2)
+    assert (made.log.next_seq, made.notified) == (2, 2)
     made.reopen()
     (one,) = made.log.read_range(made.log.id, 1, 2, skip_lost=False)
     assert (one.id, one.target.operator, one.payload) == (second["id"], "x", "b")
@@ -192,8 +192,8 @@ def test_it_is_applied_when_all_readers_have_an_offset_behind_it(made: Bench) ->
     assert made.put("x")["applied"] is False
     made.log.acknowledge("a", 1)
     assert made.log.backlog() == 1
-    told = made.log.entry(0)
-    assert (told["applied"], told["readers"]) == (
+    notified = made.log.entry(0)
+    assert (notified["applied"], notified["readers"]) == (
         False,
         [{"reader": "a", "applied": True}, {"reader": "b", "applied": False}],
     )

@@ -41,9 +41,9 @@ def home(tmp_path: Path) -> Path:
     export.set_routes({})
     assert export.publisher.admit(query="q", run="r", batch=0, ddl=DDL, renewed=None)["admitted"]
     batch = rows(0, 3)
-    told: dict[str, Any] = {"query": "q", "run": "r", "batch": 0, "ddl": DDL}
-    stage = export.publisher.stage(**told, schema=batch.schema, batches=[batch])
-    export.publisher.publish(**told, stages=[stage])
+    reported: dict[str, Any] = {"query": "q", "run": "r", "batch": 0, "ddl": DDL}
+    stage = export.publisher.stage(**reported, schema=batch.schema, batches=[batch])
+    export.publisher.publish(**reported, stages=[stage])
     ask = PlanRequest(
         reader="reader", import_=IMPORT, policy="wait", start="earliest", positions={}
     )

@@ -43,7 +43,7 @@ def fake() -> Fake:
     return Fake()
 
 
-def test_a_dataclass_is_sent_to_importers_and_its_end_is_told(fake: Fake) -> None:
+def test_a_dataclass_is_sent_to_importers_and_its_end_is_reported(fake: Fake) -> None:
     sent = emit_control(
         cast(PE, fake), "out", SetFactor(3), delivery="END_WINDOW", target=Target(operator="x")
     )
@@ -68,8 +68,8 @@ def test_each_call_is_a_request_of_its_own_unless_it_is_named(fake: Fake) -> Non
 
 
 def test_a_mapping_names_its_type_and_goes_to_an_operator(fake: Fake) -> None:
-    told = {"type": "set", "payload": [1]}
-    sent = send_control(cast(PE, fake), told, operator="x", delivery=Delivery.AT_TIME, at=7)
+    reported = {"type": "set", "payload": [1]}
+    sent = send_control(cast(PE, fake), reported, operator="x", delivery=Delivery.AT_TIME, at=7)
     assert fake.agent.calls[0][1]["what"] == {
         "type": "set",
         "payload": [1],
@@ -88,9 +88,9 @@ def test_an_address_of_the_own_operators_may_name_a_bucket_or_a_key(
     aim = Target(operator="x", bucket=2, key=("IBM", 7))
     send_control(cast(PE, fake), SetFactor(1), operator=operator, target=aim)
     send_control(cast(PE, fake), SetFactor(1), operator=operator, target=Target(bucket=2))
-    told = [body["what"]["target"] for _, body in fake.agent.calls]
+    reported = [body["what"]["target"] for _, body in fake.agent.calls]
     named = {} if operator is None else {"operator": operator}
-    assert told == [
+    assert reported == [
         {"operator": "x", "bucket": 2, "key": ["IBM", 7]},
         {**named, "bucket": 2},
     ]

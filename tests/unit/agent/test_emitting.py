@@ -55,20 +55,20 @@ def all_given(made: Bench) -> list[tuple[int, str]]:
             read = ReadRequest(
                 reader="all", stream=plan.stream, pieces=pieces, filter=None, columns=None
             )
-            for batch, told in BlockReader().read_control(made.export.plans, read):
-                found += [(told["epoch"], one.payload) for _, one in from_batch(batch)]
+            for batch, notified in BlockReader().read_control(made.export.plans, read):
+                found += [(notified["epoch"], one.payload) for _, one in from_batch(batch)]
         positions = {**(positions or {}), **{p.stream: p.next for p in taken}}
     raise AssertionError("a plan that does not end")
 
 
 def test_a_tuple_has_an_identity_and_an_epoch_at_once(made: Bench) -> None:
     made.publish(0, rows(0, 2))
-    told = made.told
+    notified = made.notified
     first, second = emit(made, "a"), emit(made, "b", delivery="END_WINDOW")
     log = first["id"].rpartition("/")[0]
     assert [first["id"], second["id"]] == [f"{log}/0", f"{log}/1"]
     assert [first["epoch"], second["epoch"]] == [1, 2]
-    assert made.told > told
+    assert made.notified > notified
     assert all_given(made) == [(1, "a"), (2, "b")]
 
 
@@ -204,14 +204,14 @@ def test_rows_alone_are_given_to_readers_without_control(made: Bench) -> None:
     assert made.plan({made.stream: 1}).bytes == 0
 
 
-def test_who_has_applied_a_tuple_is_told(made: Bench) -> None:
+def test_who_has_applied_a_tuple_is_informed(made: Bench) -> None:
     made.publish(0, rows(0, 2))
     made.plan(reader="rows")
     assert emit(made, "a")["applied"] is False
     made.plan(reader="one", control=CONTROL)
     made.plan(reader="two", control=CONTROL)
-    told = made.export.control.emission_status(0)
-    assert [(r["reader"], r["applied"]) for r in told["readers"]] == [
+    notified = made.export.control.emission_status(0)
+    assert [(r["reader"], r["applied"]) for r in notified["readers"]] == [
         ("one", False),
         ("two", False),
     ]
@@ -234,8 +234,8 @@ def test_a_reader_that_is_away_for_longer_than_grace_does_not_count(made: Bench)
     emit(made, "a")
     made.now += 20
     made.plan({made.stream: 2}, reader="one", control=CONTROL)
-    told = made.export.control.emission_status(0)
-    assert ([r["reader"] for r in told["readers"]], told["applied"]) == (["one"], True)
+    notified = made.export.control.emission_status(0)
+    assert ([r["reader"] for r in notified["readers"]], notified["applied"]) == (["one"], True)
 
 
 def test_an_export_that_has_ended_has_ended_with_the_tuple(made: Bench) -> None:

@@ -38,9 +38,9 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def is_ended(made: Bench, start: dict[str, Any]) -> bool:
-    told = made.next(start)
+    reported = made.next(start)
     found: bool = made.host.status()["readers"][start["reader"]]["ended"]
-    assert found == bool(told.get("ended"))
+    assert found == bool(reported.get("ended"))
     return found
 
 
@@ -84,15 +84,15 @@ def test_a_query_has_ended_when_all_its_readers_have(made: Bench, ended: set[str
     made.connect(A, ports=("in", "too"))
     made.replies[A] = lambda _: answer()
     one, two = made.offset(), made.next(None, **{"import": "too"})["offset"]
-    told: dict[str, Any] = {"query": "q", "run": "r", "exports": [], "foreign": False}
-    told["frames"] = ["f1", "f2"]
-    ask(made.host.begin_query, told)
+    reported: dict[str, Any] = {"query": "q", "run": "r", "exports": [], "foreign": False}
+    reported["frames"] = ["f1", "f2"]
+    ask(made.host.begin_query, reported)
     ended.add(A)
     assert made.next(one, frame="f1")["ended"]
-    assert ask(made.host.begin_query, told) == {"ended": False}
+    assert ask(made.host.begin_query, reported) == {"ended": False}
     assert made.next(two, frame="f2", aside=True, **{"import": "too"})["ended"]
-    assert ask(made.host.begin_query, told) == {"ended": True}
-    assert ask(made.host.begin_query, {**told, "foreign": True}) == {"ended": False}
+    assert ask(made.host.begin_query, reported) == {"ended": True}
+    assert ask(made.host.begin_query, {**reported, "foreign": True}) == {"ended": False}
 
 
 def test_an_end_and_what_comes_after_it_are_news(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_a_refusal_that_passes_does_not_end_the_run(made: Bench, ended: set[str]
     source.stop()
 
 
-TOLD: dict[str, Any] = {"query": "q", "run": "r", "exports": [], "foreign": False}
+QUERY: dict[str, Any] = {"query": "q", "run": "r", "exports": [], "foreign": False}
 
 
 def asked_for(source: StreambrokerStreamReader, start: dict[str, Any], seconds: float) -> Any:
@@ -263,13 +263,13 @@ def test_a_query_that_stops_at_the_end_fails_when_only_what_refuses_is_left(
 ) -> None:
     made.connect(A)
     made.replies[A] = misfit
-    ask(made.host.begin_query, {**TOLD, "frames": ["f"]})
+    ask(made.host.begin_query, {**QUERY, "frames": ["f"]})
     how = Options("in", "own", "", stop_at_end=stops, reconnect=0.2, frame="f")
     source = StreambrokerStreamReader(SCHEMA, how)
     first = source.latestOffset(source.initialOffset(), ReadAllAvailable())
     met = asked_for(source, first, SECONDS if stops else 1.0)
     assert isinstance(met, ExportRefusesError) == stops
-    assert ask(made.host.begin_query, {**TOLD, "frames": ["f"]}) == {"ended": False}
+    assert ask(made.host.begin_query, {**QUERY, "frames": ["f"]}) == {"ended": False}
     source.stop()
 
 
@@ -278,14 +278,14 @@ def test_such_a_query_reads_its_other_imports_to_their_end_before(
 ) -> None:
     made.connect(A, ports=("in", "too"))
     made.replies[A] = lambda body: misfit(body) if body["import"].endswith("/in") else answer()
-    ask(made.host.begin_query, {**TOLD, "frames": ["f", "g"]})
+    ask(made.host.begin_query, {**QUERY, "frames": ["f", "g"]})
     one, two = made.offset(), made.next(None, **{"import": "too"})["offset"]
     assert "left" not in made.next(one, frame="f")
     assert "left" not in made.next(two, frame="g", aside=True, **{"import": "too"})
     assert "left" not in made.next(one, frame="f")
     ended.add(A)
     assert made.next(two, frame="g", aside=True, **{"import": "too"})["ended"]
-    told = made.next(one, frame="f")
-    assert (told["left"] > 0, list(told["refused"])) == (True, [A])
-    ask(made.host.begin_query, {**TOLD, "frames": ["f", "g"], "foreign": True})
+    reported = made.next(one, frame="f")
+    assert (reported["left"] > 0, list(reported["refused"])) == (True, [A])
+    ask(made.host.begin_query, {**QUERY, "frames": ["f", "g"], "foreign": True})
     assert "left" not in made.next(one, frame="f")

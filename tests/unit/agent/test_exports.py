@@ -321,15 +321,15 @@ def test_an_admitted_batch_may_overshoot_and_the_next_one_waits(made: Bench) -> 
 
 
 def test_a_publish_a_route_and_an_acknowledgement_are_news(made: Bench) -> None:
-    before = made.told
+    before = made.notified
     made.route("wait")
     made.plan()
     made.publish(0, rows(0, 1))
-    assert made.told > before
+    assert made.notified > before
     made.plan({made.stream: 0})
-    before = made.told
+    before = made.notified
     made.plan({made.stream: 1})
-    assert made.told == before + 1
+    assert made.notified == before + 1
 
 
 def test_a_stream_is_safe_on_disk_before_anything_is_staged_in_it(
@@ -513,8 +513,8 @@ def test_a_gap_in_batch_ids_is_counted_and_logged_once_also_over_a_restart(
     assert made.export.status()["publisher"]["gaps"] == 0
     made.publish(5, rows(2, 1))
     made.publish(5, rows(2, 1))
-    told = [r.getMessage() for r in caplog.records if "follows batch" in r.getMessage()]
-    assert told == [
+    notified = [r.getMessage() for r in caplog.records if "follows batch" in r.getMessage()]
+    assert notified == [
         "batch 5 of export default/feed/0/trades follows batch 2: was the checkpoint restored?"
     ]
     made.reopen()

@@ -35,7 +35,7 @@ def read(made: Bench, epoch: int, filter_: str | None = None) -> int:
     return sum(batch.num_rows for batch, _ in BlockReader().read_batches(made.export.plans, wanted))
 
 
-def test_lag_is_told_in_epochs_rows_bytes_and_seconds(made: Bench) -> None:
+def test_lag_is_reported_in_epochs_rows_bytes_and_seconds(made: Bench) -> None:
     made.route("wait")
     for batch in range(3):
         made.publish(batch, rows(10 * batch, 4 + batch))
@@ -83,7 +83,7 @@ def test_what_is_sent_counts_each_time_and_what_is_delivered_once(made: Bench) -
     assert (after["sentRows"], after["sentBytes"]) == (6, sent["sentBytes"])
 
 
-def test_since_when_a_plan_is_pinned_is_told_until_it_is_finished(made: Bench) -> None:
+def test_since_when_a_plan_is_pinned_is_reported_until_it_is_finished(made: Bench) -> None:
     made.route("wait")
     made.publish(0, rows(0, 1))
     made.now = 1_000_000.0
@@ -122,7 +122,7 @@ def test_a_plan_that_grace_has_ended_is_counted_once(made: Bench) -> None:
     assert reader(made)["releasedPlans"] == 2
 
 
-def test_a_wait_is_told_with_its_begin_its_length_and_its_readers(made: Bench) -> None:
+def test_a_wait_is_reported_with_its_begin_its_length_and_its_readers(made: Bench) -> None:
     made.limit(max_bytes=1)
     made.route("wait")
     made.publish(0, rows(0, 4))

@@ -27,8 +27,8 @@ def window(ends: dict[str, int]) -> dict[str, Any]:
         ends: how many buckets have passed the end of a file.
     """
     lines = [Row(name=name, line=f"{name}{n}") for name in ("f1", "f2") for n in (2, 1)]
-    told = [Row(name=name, bucket=bucket) for name, n in ends.items() for bucket in range(n)]
-    return {"lines": Frame(*lines), "ends": Frame(*told, *told[:1])}
+    reported = [Row(name=name, bucket=bucket) for name, n in ends.items() for bucket in range(n)]
+    return {"lines": Frame(*lines), "ends": Frame(*reported, *reported[:1])}
 
 
 def named(folder: Path) -> dict[str, str]:

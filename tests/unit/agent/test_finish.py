@@ -23,12 +23,12 @@ def finish(made: Bench, query: str | None = "q", run: str | None = "r") -> None:
     made.export.publisher.finish(query=query, run=run)
 
 
-def test_an_end_is_told_and_outlives_the_agent(made: Bench) -> None:
+def test_an_end_is_reported_and_outlives_the_agent(made: Bench) -> None:
     made.publish(0, rows(0, 3))
     assert not made.export.state.ended()
-    told = made.told
+    notified = made.notified
     finish(made)
-    assert made.told == told + 1
+    assert made.notified == notified + 1
     assert made.export.state.ended()
     assert made.export.status()["ended"]
     assert made.reopen().state.ended()

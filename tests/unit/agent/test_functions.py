@@ -155,7 +155,7 @@ def memory(agent: Agent) -> ViewCache:
     return ViewCache(agent)
 
 
-def told(memory: ViewCache, generation: int, uid: str = "u", **fields: Any) -> None:
+def reported(memory: ViewCache, generation: int, uid: str = "u", **fields: Any) -> None:
     memory.update_port("import", "trades", uid=uid, generation=generation, fields=fields)
 
 
@@ -178,7 +178,7 @@ def test_the_last_view_is_kept_while_the_agent_is_away(agent: Agent, memory: Vie
 
 def test_what_was_set_is_known_before_the_agent_has_it(agent: Agent, memory: ViewCache) -> None:
     agent.has(1, filter="a", subscription="s")
-    told(memory, 2, filter="b")
+    reported(memory, 2, filter="b")
     known = memory.port("import", "trades")
     assert known == {"uid": "u", "generation": 2, "filter": "b", "subscription": "s"}
     in_view = memory.port_in_view("import", "trades")
@@ -190,17 +190,17 @@ def test_what_was_set_is_known_before_the_agent_has_it(agent: Agent, memory: Vie
 def test_a_view_that_is_as_new_counts_more_than_what_was_set(
     agent: Agent, memory: ViewCache, generation: int
 ) -> None:
-    told(memory, 2, filter="b")
+    reported(memory, 2, filter="b")
     agent.has(generation, filter="c")
     known = memory.port("import", "trades")
     assert known is not None
     assert known["filter"] == "c"
 
 
-def test_what_was_told_of_a_resource_before_is_forgotten_with_it(
+def test_what_was_reported_of_a_resource_before_is_forgotten_with_it(
     agent: Agent, memory: ViewCache
 ) -> None:
-    told(memory, 7, uid="old", filter="b")
+    reported(memory, 7, uid="old", filter="b")
     agent.has(1, uid="new", filter="c")
     known = memory.port("import", "trades")
     assert known is not None
@@ -209,9 +209,9 @@ def test_what_was_told_of_a_resource_before_is_forgotten_with_it(
 
 def test_each_field_is_known_as_it_was_said_last(agent: Agent, memory: ViewCache) -> None:
     agent.has(1, filter="a", subscription="s", streams=[])
-    told(memory, 2, subscription="t")
-    told(memory, 3, filter="c")
-    told(memory, 2, filter="too late")
+    reported(memory, 2, subscription="t")
+    reported(memory, 3, filter="c")
+    reported(memory, 2, filter="too late")
     assert memory.port("import", "trades") == {
         "uid": "u",
         "generation": 3,

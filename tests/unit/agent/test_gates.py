@@ -35,8 +35,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def begin(made: Bench, *frames: str, query: str | None = "q", **more: Any) -> None:
-    told = {"query": query, "run": "r", "exports": [], "foreign": False, **more}
-    made.host.queries.begin(decode(QueryBegin, {**told, "frames": list(frames)}))
+    reported = {"query": query, "run": "r", "exports": [], "foreign": False, **more}
+    made.host.queries.begin(decode(QueryBegin, {**reported, "frames": list(frames)}))
 
 
 class Asked:
@@ -249,8 +249,8 @@ def test_for_what_a_query_waits_is_known_of_each_of_its_readers(
     queries.find_wait_chain = chain
     made.holders["out"] = held_by("other")
     assert made.next(one, frame="f1")["gated"] == "out"
-    told = queries.wait_chains([one["reader"], "unknown"])
-    assert told == {one["reader"]: ["default/alerts/0/out"]}
+    reported = queries.wait_chains([one["reader"], "unknown"])
+    assert reported == {one["reader"]: ["default/alerts/0/out"]}
     assert asked == [("out", "q", True)]
 
 

@@ -40,8 +40,10 @@ def test_exporters_of_one_import_share_the_room_of_a_window(made: Bench) -> None
     made.replies[A] = lambda _: {**answer(plan("s", 0, 1), size=9), "tuples": 7, "payload": 70}
     made.replies[B] = lambda _: answer(plan("t", 0, 1), size=9)
     made.next(None, **CONTROL)
-    told = [(b["export"], b["control"], b["tuples"], b["payload"], b["one"]) for _, b in made.asked]
-    assert told == [
+    reported = [
+        (b["export"], b["control"], b["tuples"], b["payload"], b["one"]) for _, b in made.asked
+    ]
+    assert reported == [
         (A, ["wm"], MAX_TUPLES, MAX_BYTES, True),
         (B, ["wm"], MAX_TUPLES - 7, MAX_BYTES - 70, False),
     ]
@@ -85,8 +87,8 @@ def cut_of(made: Bench, **more: Any) -> list[dict[str, Any]]:
 
 def test_rows_are_numbered_by_stream_in_the_order_of_each_exporter(made: Bench) -> None:
     slices = cut_of(made, control=True)
-    told = [(s["stream"], s["part"], s["before"], bool(s.get("control"))) for s in slices]
-    assert told == [
+    reported = [(s["stream"], s["part"], s["before"], bool(s.get("control"))) for s in slices]
+    assert reported == [
         ("b-old", 0, [0, 2, 5], False),
         ("b-old", 0, [5], True),
         ("a-new", 1, [0], False),

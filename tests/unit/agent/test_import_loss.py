@@ -45,7 +45,7 @@ def test_a_loss_that_the_exporter_tells_is_in_the_offset_and_the_status(made: Be
     assert made.next(later, lossy=True)["offset"]["lost"] == {"s": [6, None]}
 
 
-def test_a_loss_with_nothing_behind_it_is_told_at_once(made: Bench) -> None:
+def test_a_loss_with_nothing_behind_it_is_reported_at_once(made: Bench) -> None:
     first = read(made)
     made.replies[A] = lambda _: answer(plan("s", 5, 5, lost=[3, 30], moved=True))
     later = made.next(first, lossy=True)["offset"]
@@ -58,9 +58,9 @@ def test_planned_epochs_that_are_gone_are_left_out_and_in_the_next_offset_once(
     end = read(made)
     made.replies[A] = blocks({"s": {"1": [[4, 40]]}}, {"s": [[0, 1, 6]]})
     for _ in range(2):
-        told = made.cut(None, end, lossy=True)
-        assert [s["pieces"] for s in told["slices"]] == [[[1, 0, 1]]]
-        assert told["lost"] == {"s": [(0, 1)]}
+        reported = made.cut(None, end, lossy=True)
+        assert [s["pieces"] for s in reported["slices"]] == [[[1, 0, 1]]]
+        assert reported["lost"] == {"s": [(0, 1)]}
     assert made.asked[-1][1]["lossy"] is True
     made.store.close()
     made.open()

@@ -53,7 +53,7 @@ def test_a_route_that_is_cut_at_the_exporter_is_not_open(made: Bench) -> None:
     assert made.offset()["last"] == {}
 
 
-def test_a_plan_becomes_positions_and_the_last_batch_is_told_the_next_time(made: Bench) -> None:
+def test_a_plan_becomes_positions_and_the_last_batch_is_reported_the_next_time(made: Bench) -> None:
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 3, 5))
     first = made.offset()
@@ -526,8 +526,8 @@ def test_who_refuses_below_the_limit_is_named_with_its_reason(made: Bench, how: 
     made.replies[B] = lambda body: answer(plan("t", body["positions"].get("t", 0), 2))
     first = made.next(None, limit={"s": 2, "t": 2})["offset"]
     why = "no column 'n'" if how == "misfit" else "no"
-    told = {"offset": None, "behind": [A], "refused": {A: why}}
-    assert made.next(first, limit={"s": 2, "t": 2}) == told
+    reported = {"offset": None, "behind": [A], "refused": {A: why}}
+    assert made.next(first, limit={"s": 2, "t": 2}) == reported
     assert made.next(first, limit={"t": 2}) == {"offset": None}
     made.connect(B)
     assert made.next(first, limit={"s": 2, "t": 2}) == {"offset": None}, "its route is cut"

@@ -52,8 +52,8 @@ class Agent:
         self.rules = RuleState(
             lambda: self.routes.view, self.store, self.news, lambda: self.now, lambda: self.deaf
         )
-        self.told = threading.Event()
-        self.rules.on_report = self.told.set
+        self.reported = threading.Event()
+        self.rules.on_report = self.reported.set
 
     def call(self, action: str, *, timeout: float = 0.0, **body: Any) -> dict[str, Any]:
         if self.away:
@@ -111,11 +111,11 @@ def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it has not come to this in time")
 
 
-def told(agent: Agent) -> Mapping[str, Any]:
+def reported(agent: Agent) -> Mapping[str, Any]:
     return agent.rules.rule_status()
 
 
-def test_a_broker_that_its_agent_does_not_hear_of_is_told_and_the_rules_stay(
+def test_a_broker_that_its_agent_does_not_hear_of_is_reported_and_the_rules_stay(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pe_agent.cep.discovery.broker.WAIT_SECONDS", 0.05)
@@ -189,11 +189,11 @@ def test_a_rule_that_cannot_be_run_is_refused_and_the_one_before_stays(agent: Ag
     with running(agent, job):
         agent.routes.apply(view_of(wanted("a", 2, problem="no such thing."), wanted("b", 2)))
         until(lambda: job.rules() == [("a", 1), ("b", 2)])
-        until(lambda: "a" in told(agent) and told(agent)["a"].reason == "Invalid")
+        until(lambda: "a" in reported(agent) and reported(agent)["a"].reason == "Invalid")
 
-        found = told(agent)["a"]
+        found = reported(agent)["a"]
         assert (found.version, found.refused, found.message) == (1, 2, "no such thing")
-        assert told(agent)["b"].reason == ""
+        assert reported(agent)["b"].reason == ""
 
 
 def test_an_agent_that_is_away_changes_nothing_and_is_asked_again(agent: Agent) -> None:
@@ -218,12 +218,12 @@ def test_what_a_query_says_reaches_the_agent_and_goes_with_the_discoverer(agent:
 
     with running(agent, job):
         job.manager.on_applied([Progress(rule="a", version=1, since=7, buckets=3, of=4, matches=9)])
-        until(lambda: "a" in told(agent) and told(agent)["a"].since == 7)
-        found = told(agent)["a"]
+        until(lambda: "a" in reported(agent) and reported(agent)["a"].since == 7)
+        found = reported(agent)["a"]
         assert (found.buckets, found.of, found.matches) == (3, 4, 9)
-        assert agent.told.is_set()
+        assert agent.reported.is_set()
 
-    assert told(agent) == {}
+    assert reported(agent) == {}
 
 
 def test_an_enabling_is_done_once_also_over_restarts(agent: Agent, tmp_path: Path) -> None:
@@ -308,28 +308,28 @@ def test_an_enabling_while_the_job_is_away_is_done_when_it_is_back(agent: Agent)
         until(lambda: job.rules() == [("a", 1)])
 
 
-def test_a_discoverer_that_is_silent_for_long_is_told_of_no_more(agent: Agent) -> None:
+def test_a_discoverer_that_is_silent_for_long_is_reported_no_more(agent: Agent) -> None:
     agent.call("rules.report", discoverer="d", rules={"a": {"version": 1, "state": "active"}})
     agent.now = DISCOVERER_TIMEOUT_SECONDS
-    here = told(agent)
+    here = reported(agent)
     agent.now = DISCOVERER_TIMEOUT_SECONDS + 1
 
     assert set(here) == {"a"}
-    assert told(agent) == {}
+    assert reported(agent) == {}
 
 
-def test_two_queries_with_the_same_rules_are_told_together(agent: Agent) -> None:
+def test_two_queries_with_the_same_rules_are_reported_together(agent: Agent) -> None:
     one = {"version": 2, "state": "active", "since": 4, "buckets": 2, "of": 2, "matches": 5}
     agent.call("rules.report", discoverer="d", rules={"a": one})
     agent.call("rules.report", discoverer="e", rules={"a": {**one, "since": 6, "matches": 1}})
-    both = told(agent)["a"]
+    both = reported(agent)["a"]
     agent.call("rules.report", discoverer="e", rules={"a": {**one, "state": "disabled"}})
 
     assert (both.since, both.buckets, both.matches) == (6, 4, 6)
-    assert told(agent)["a"].state == "disabled"
+    assert reported(agent)["a"].state == "disabled"
 
 
-def test_very_many_rules_are_told_over_several_reports(agent: Agent) -> None:
+def test_very_many_rules_are_reported_over_several_reports(agent: Agent) -> None:
     rules = {f"r{n:04}": {"version": 1, "state": "active", "since": n} for n in range(400)}
     agent.call("rules.report", discoverer="d", rules=rules)
 
@@ -373,7 +373,7 @@ def test_news_of_rules_are_reported_before_the_next_report_is_due() -> None:
     reporter.close()
 
 
-def test_an_equal_view_with_the_same_rules_is_not_told_again(agent: Agent) -> None:
+def test_an_equal_view_with_the_same_rules_is_not_reported_again(agent: Agent) -> None:
     heard: list[View] = []
     agent.routes.add_listener(heard.append)
     agent.routes.apply(view_of(wanted("a")))

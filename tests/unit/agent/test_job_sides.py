@@ -42,7 +42,7 @@ class Clock:
         return SideReports(lambda: self.now, lambda: 100.0 + self.now)
 
 
-def told(bucket: int, window: int, *sides: SideStatus, query: str = "q") -> dict[str, Any]:
+def reported(bucket: int, window: int, *sides: SideStatus, query: str = "q") -> dict[str, Any]:
     return {
         "query": query,
         "operator": "join",
@@ -63,10 +63,10 @@ def waiting(sides: SideReports) -> list[tuple[str, str, int]]:
 def test_buckets_are_one_and_the_last_window_of_each_holds() -> None:
     clock = Clock()
     sides = clock.sides()
-    take(sides, told(0, 5, RATES), told(1, 5, RATES))
+    take(sides, reported(0, 5, RATES), reported(1, 5, RATES))
     assert waiting(sides) == [("q", "rates", 6)]
-    take(sides, told(1, 6, SideStatus(operator="join", input="rates")))
-    take(sides, told(0, 4, SideStatus(operator="join", input="rates")))
+    take(sides, reported(1, 6, SideStatus(operator="join", input="rates")))
+    take(sides, reported(0, 4, SideStatus(operator="join", input="rates")))
     assert waiting(sides) == [("q", "rates", 3)]
     clock.now = 2.0
     (one,) = sides.status()
@@ -77,7 +77,7 @@ def test_buckets_are_one_and_the_last_window_of_each_holds() -> None:
 def test_a_query_that_does_not_run_any_more_is_forgotten() -> None:
     clock = Clock()
     sides = clock.sides()
-    take(sides, told(0, 1, RATES), told(0, 1, RATES, query="other"))
+    take(sides, reported(0, 1, RATES), reported(0, 1, RATES, query="other"))
     sides.retain_running([])
     assert len(waiting(sides)) == 2, "they began only now"
     clock.now = NEW_QUERY_SECONDS + 1
@@ -88,14 +88,14 @@ def test_a_query_that_does_not_run_any_more_is_forgotten() -> None:
 def test_a_wrong_report_changes_nothing() -> None:
     sides = SideReports()
     with pytest.raises(ManifestError, match=r"buckets\[1\].window"):
-        take(sides, told(0, 1, RATES), {**told(1, 1, RATES), "window": None})
+        take(sides, reported(0, 1, RATES), {**reported(1, 1, RATES), "window": None})
     assert waiting(sides) == []
 
 
-def test_prometheus_is_told_and_the_broker() -> None:
+def test_prometheus_is_informed_and_the_broker() -> None:
     clock = Clock()
     sides = clock.sides()
-    take(sides, told(0, 1, RATES, SideStatus(operator="join", input="main")))
+    take(sides, reported(0, 1, RATES, SideStatus(operator="join", input="main")))
     control: dict[str, Any] = {"accepted": {}, "applied": {}, "waiting": 0}
     status = {"exports": {}, "controlLog": control, "sides": sides.status()}
     found = {
@@ -145,7 +145,7 @@ def test_the_last_figures_of_each_bucket_reach_an_agent_that_was_away(
     until(lambda: agent.deaf < 2, 10.0, "a call")
     sender.enqueue(("q", "join", 0), 2, [RATES])
     until(lambda: bool(agent.heard), 10.0, "an answer")
-    windows = {told["bucket"]: told["window"] for call in agent.heard for told in call}
+    windows = {reported["bucket"]: reported["window"] for call in agent.heard for reported in call}
     assert windows == {0: 2, 1: 1}
     sender.enqueue(("q", "join", 1), 3, [RATES])
     until(lambda: agent.heard[-1][-1]["window"] == 3, 10.0, "the next figures")
@@ -169,7 +169,7 @@ def test_figures_that_nobody_can_read_do_not_end_the_sending(
     until(lambda: not agent.deaf, 10.0, "a call")
     sender.enqueue(("q", "join", 0), 2, [RATES])
     until(lambda: bool(agent.heard), 10.0, "the next figures")
-    assert [told["window"] for call in agent.heard for told in call] == [2]
+    assert [reported["window"] for call in agent.heard for reported in call] == [2]
 
 
 class Task:

@@ -138,7 +138,7 @@ def test_a_plan_registered_again_too_late_does_not_take_the_reader_back(both: Bo
     assert both.place() == (2, (2, 3))
 
 
-def test_a_reader_whose_agent_starts_anew_is_heard_and_the_agent_before_no_more(
+def test_a_reader_whose_agent_starts_again_is_heard_and_the_agent_before_no_more(
     both: Both,
 ) -> None:
     first = given(both, None)

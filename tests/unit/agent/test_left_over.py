@@ -23,9 +23,9 @@ def read(
     made: Bench, start: dict[str, Any] | None, export: str, stream: str, **more: Any
 ) -> dict[str, Any]:
     """Return the offset behind one epoch more of a stream, the only news."""
-    told = {**plan(stream, 0, 1), **more}
+    reported = {**plan(stream, 0, 1), **more}
     made.replies = dict.fromkeys((A, B), lambda _: answer(routed=False))
-    made.replies[export] = lambda _: answer(told)
+    made.replies[export] = lambda _: answer(reported)
     return made.offset(start)
 
 
@@ -76,7 +76,7 @@ def test_what_an_exporter_has_forgotten_goes_before_what_may_come_back(
     assert set(offset["streams"]) == set("w")
 
 
-def test_a_stream_of_which_its_exporter_has_just_told_is_not_left_over(
+def test_a_stream_of_which_its_exporter_has_just_reported_is_not_left_over(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its plan comes before the heads that have it."""

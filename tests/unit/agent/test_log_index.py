@@ -233,7 +233,7 @@ def test_only_frames_that_are_safe_are_indexed(
 ) -> None:
     """At each write of the index a copy of what the last fdatasync left is enough for it."""
     safe: dict[str, int] = {}
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     sync, append = os.fdatasync, index.append
 
     def fdatasync(fd: int) -> None:
@@ -253,7 +253,7 @@ def test_only_frames_that_are_safe_are_indexed(
                 sequence=segments.read_header(file.fileno(), segment).sequence,
                 size=segment.stat().st_size,
             )
-        told.append((runs[-1].end, safe[segment.name]))
+        reported.append((runs[-1].end, safe[segment.name]))
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     monkeypatch.setattr(index, "append", counted)
@@ -263,8 +263,8 @@ def test_only_frames_that_are_safe_are_indexed(
             fill(log, 1)
             if n % 2:
                 log.sync()
-    assert len(told) > 5
-    assert all(end <= size for end, size in told)
+    assert len(reported) > 5
+    assert all(end <= size for end, size in reported)
 
 
 def test_without_room_for_an_index_the_log_goes_on(

@@ -423,17 +423,17 @@ def test_a_payload_that_holds_frames_is_not_taken_for_them(tmp_path: Path) -> No
 
 
 def test_progress_ends_at_the_whole(three: Path) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     committer = Committer()
     log = StreamLog.open(
-        three, committer=committer, progress=lambda done, total: told.append((done, total))
+        three, committer=committer, progress=lambda done, total: reported.append((done, total))
     )
     log.close()
     committer.close()
 
     size = sum(path.stat().st_size for path in three.glob("*.segment"))
-    assert told[-1] == (size, size)
-    assert told == sorted(told)
+    assert reported[-1] == (size, size)
+    assert reported == sorted(reported)
 
 
 class Disk:

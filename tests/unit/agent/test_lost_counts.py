@@ -22,8 +22,8 @@ def test_epochs_that_are_gone_at_the_home_are_counted_as_lost_too(tmp_path: Path
         assert made.replan({made.stream: (0, 3)}, skip_lost=True).missing == again.missing
         for _ in range(2):
             made.plan({made.stream: 3}, skip_lost=True)
-            told = made.export.status()["readers"]["reader"]
-            assert (told["delivered"], told["lost"]) == (10, [2, 20])
+            reported = made.export.status()["readers"]["reader"]
+            assert (reported["delivered"], reported["lost"]) == (10, [2, 20])
 
 
 def test_a_stream_that_the_home_does_not_know_is_counted_by_its_epochs(tmp_path: Path) -> None:
@@ -50,8 +50,12 @@ def test_what_was_read_and_removed_before_the_reader_said_so_is_delivered(tmp_pa
         made.export.tick()
         assert sorted(made.export.state.streams[made.stream].manifests) == [3]
         made.plan({made.stream: 4}, filter_="n >= 0")
-        told = made.export.status()["readers"]["reader"]
-        assert (told["delivered"], told["filtered"], told["lost"]) == (11 + 12 + 13, 0, [0, 0])
+        reported = made.export.status()["readers"]["reader"]
+        assert (reported["delivered"], reported["filtered"], reported["lost"]) == (
+            11 + 12 + 13,
+            0,
+            [0, 0],
+        )
 
 
 def test_what_was_delivered_before_a_checkpoint_was_restored_is_not_dropped(tmp_path: Path) -> None:
@@ -67,6 +71,9 @@ def test_what_was_delivered_before_a_checkpoint_was_restored_is_not_dropped(tmp_
         for _ in range(2):
             made.plan({made.stream: 0})
             made.plan({made.stream: 6})
-            told = made.export.status()["readers"]["reader"]
-            assert (told["delivered"], told["dropped"]) == (4 + 5 + 6 + 7 + 9, [1, 8])
-            assert sum((told["delivered"], told["dropped"][1])) == made.export.epochs.published_rows
+            reported = made.export.status()["readers"]["reader"]
+            assert (reported["delivered"], reported["dropped"]) == (4 + 5 + 6 + 7 + 9, [1, 8])
+            assert (
+                sum((reported["delivered"], reported["dropped"][1]))
+                == made.export.epochs.published_rows
+            )

@@ -43,11 +43,11 @@ def made(tmp_path: Path) -> Iterator[Bench]:
         yield one
 
 
-def samples(told: str) -> dict[tuple[str, str], float]:
+def samples(reported: str) -> dict[tuple[str, str], float]:
     """Return values by name without prefix, and import, or nothing."""
     return {
         (one.name.removeprefix("streambroker_"), one.labels.get("import", "")): one.value
-        for family in text_string_to_metric_families(told)
+        for family in text_string_to_metric_families(reported)
         for one in family.samples
     }
 
@@ -56,7 +56,7 @@ def status(made: Bench) -> dict[str, Any]:
     return {"exports": {made.export.key: made.export.status()}, "controlLog": NO_CONTROL}
 
 
-def test_the_figures_of_an_export_and_its_routes_are_told(made: Bench) -> None:
+def test_the_figures_of_an_export_and_its_routes_are_reported(made: Bench) -> None:
     made.limit(max_bytes=1)
     made.route("wait")
     made.publish(0, rows(0, 4))
@@ -99,7 +99,7 @@ def test_readers_of_one_import_are_one_route_counted_together_behind_as_the_slow
     assert found["route_lag_epochs", IMPORT] == 2
 
 
-def test_of_very_many_routes_those_farthest_behind_are_told(made: Bench) -> None:
+def test_of_very_many_routes_those_farthest_behind_are_reported(made: Bench) -> None:
     made.route("wait")
     made.publish(0, rows(0, 2))
     made.plan()
@@ -117,10 +117,10 @@ def test_of_very_many_routes_those_farthest_behind_are_told(made: Bench) -> None
     assert min(found.values()) == 100
 
 
-def by_delivery(told: str, name: str) -> dict[str, float]:
+def by_delivery(reported: str, name: str) -> dict[str, float]:
     return {
         one.labels["delivery"]: one.value
-        for family in text_string_to_metric_families(told)
+        for family in text_string_to_metric_families(reported)
         for one in family.samples
         if one.name == f"streambroker_{name}"
     }
@@ -134,16 +134,16 @@ def test_control_tuples_are_counted_by_delivery_apart_from_rows(made: Bench) -> 
     read_control(made, "a", 1, 3)
     read_control(made, "b", 1, 2)
     of_log = {"accepted": {"AT_TIME": 3}, "applied": {"AT_TIME": 2}, "waiting": 1}
-    told = render_text({**status(made), "controlLog": of_log}, AGENT)
+    reported = render_text({**status(made), "controlLog": of_log}, AGENT)
     both = {"BEGIN": 1, "END_WINDOW": 1}
 
-    assert by_delivery(told, "export_control_accepted_total") == both
-    assert by_delivery(told, "export_control_published_total") == both
-    assert by_delivery(told, "route_sent_control_total") == {"BEGIN": 2, "END_WINDOW": 1}
-    assert by_delivery(told, "control_log_accepted_total") == {"AT_TIME": 3}
-    assert by_delivery(told, "control_log_applied_total") == {"AT_TIME": 2}
-    assert samples(told)["control_log_waiting_tuples", ""] == 1
-    assert samples(told)["export_published_rows_total", ""] == 2
+    assert by_delivery(reported, "export_control_accepted_total") == both
+    assert by_delivery(reported, "export_control_published_total") == both
+    assert by_delivery(reported, "route_sent_control_total") == {"BEGIN": 2, "END_WINDOW": 1}
+    assert by_delivery(reported, "control_log_accepted_total") == {"AT_TIME": 3}
+    assert by_delivery(reported, "control_log_applied_total") == {"AT_TIME": 2}
+    assert samples(reported)["control_log_waiting_tuples", ""] == 1
+    assert samples(reported)["export_published_rows_total", ""] == 2
 
 
 def read_control(made: Bench, reader: str, first: int, next_: int) -> None:
@@ -159,21 +159,21 @@ def read_control(made: Bench, reader: str, first: int, next_: int) -> None:
 
 
 def test_text_in_names_cannot_break_the_format(made: Bench) -> None:
-    told = {**status(made), "exports": {'a"b\\c\nd': made.export.status()}}
+    reported = {**status(made), "exports": {'a"b\\c\nd': made.export.status()}}
     (family, *_) = [
         f
-        for f in text_string_to_metric_families(render_text(told, AGENT))
+        for f in text_string_to_metric_families(render_text(reported, AGENT))
         if f.name == "streambroker_export_held_bytes"
     ]
     assert family.samples[0].labels == {"export": 'a"b\\c\nd'}
 
 
 def test_the_documents_name_each_figure_with_its_type(made: Bench) -> None:
-    told = render_text(status(made), {**AGENT, "scrub_waiting_segments": 0})
+    reported = render_text(status(made), {**AGENT, "scrub_waiting_segments": 0})
     lines = (Path(__file__).parents[3] / "docs" / "operations.md").read_text().splitlines()
     rows = [line.split("|") for line in lines if line.startswith("| `streambroker_")]
     documented = [f"# TYPE {row[1].strip(' `')} {row[2].strip()}" for row in rows]
-    assert sorted(documented) == sorted(x for x in told.splitlines() if x.startswith("# TYPE"))
+    assert sorted(documented) == sorted(x for x in reported.splitlines() if x.startswith("# TYPE"))
 
 
 def get(port: int, path: str) -> tuple[int, str, str]:
@@ -188,9 +188,9 @@ def get(port: int, path: str) -> tuple[int, str, str]:
 def test_the_server_answers_metrics_and_nothing_else(tmp_path: Path) -> None:
     hosts = Agent(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
     server = MetricsServer("127.0.0.1", 0, hosts.metrics)
-    code, type_, told = get(server.port, "/metrics?x=1")
+    code, type_, reported = get(server.port, "/metrics?x=1")
     assert (code, type_) == (200, "text/plain; version=0.0.4; charset=utf-8")
-    assert "scrub_waiting_segments" in {name for name, _ in samples(told)}
+    assert "scrub_waiting_segments" in {name for name, _ in samples(reported)}
     assert get(server.port, "/")[0] == 404
     server.close()
     hosts.close()

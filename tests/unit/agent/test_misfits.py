@@ -57,17 +57,17 @@ def test_a_reader_of_some_columns_with_equal_types_fits(
         ('line == "1"', None, None, "filter does not fit"),
     ],
 )
-def test_a_reader_that_does_not_fit_is_told_why(
+def test_a_reader_that_does_not_fit_learns_why(
     stream: ExportStream,
     filter_: str | None,
     columns: tuple[str, ...] | None,
     schema: str | None,
     why: str,
 ) -> None:
-    told = schema_mismatch(stream, filter_, columns, schema)
+    reported = schema_mismatch(stream, filter_, columns, schema)
 
-    assert told is not None
-    assert why in told
+    assert reported is not None
+    assert why in reported
 
 
 def test_a_stream_that_does_not_fit_holds_a_reader_up_until_it_has_no_more_for_it(

@@ -68,8 +68,8 @@ def test_a_batch_that_follows_missing_ones_opens_a_successor(made: Bench) -> Non
     old = copied(made, 3, 5)
     publish(made, 6, 7)
     assert made.stream != old
-    told = made.export.status()
-    assert (told["streams"][old]["sealed"], told["gaps"]) == (True, 3)
+    reported = made.export.status()
+    assert (reported["streams"][old]["sealed"], reported["gaps"]) == (True, 3)
     assert [m.batch for m in made.export.state.streams[made.stream].manifests.values()] == [6, 7]
 
 
@@ -107,7 +107,7 @@ def test_a_reader_that_had_read_what_is_missing_stops_where_the_copy_ends(made: 
     assert lost == [(0, 0)] * len(lost)
 
 
-def test_a_lossy_reader_is_told_of_the_batches_that_it_has_not_read(made: Bench) -> None:
+def test_a_lossy_reader_is_informed_of_the_batches_that_it_has_not_read(made: Bench) -> None:
     publish(made, 0, 2)
     copied(made, 3, 5)
     publish(made, 6, 7)
@@ -167,5 +167,5 @@ def test_what_nobody_can_have_planned_costs_no_time(made: Bench) -> None:
     assert list(replanned.blocks[made.stream]) == [1, 2]
     assert replanned.missing == {made.stream: [(3, end, None)], "unknown": [(0, end, None)]}
     made.plan({made.stream: end}, skip_lost=True)
-    told = made.export.status()["readers"]["reader"]
-    assert (told["delivered"], told["lost"]) == (4, [end - 3, 0])
+    reported = made.export.status()["readers"]["reader"]
+    assert (reported["delivered"], reported["lost"]) == (4, [end - 3, 0])

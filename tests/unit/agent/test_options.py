@@ -18,7 +18,7 @@ GIVEN = {"import": "in", "agent": "grpc+tcp://127.0.0.1:9"}
         ({"failOnDataLoss": "False"}, True),
     ],
 )
-def test_a_loss_stops_the_query_unless_it_is_told_to_go_on(
+def test_a_loss_stops_the_query_unless_it_is_set_to_go_on(
     more: dict[str, str], lossy: bool
 ) -> None:
     assert Options.read({**GIVEN, **more}, "import").skip_lost is lossy

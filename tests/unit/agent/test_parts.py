@@ -37,8 +37,8 @@ def made(tmp_path: Path) -> Iterator[Bench]:
 
 
 def wanted(stream: ExportStream) -> dict[str, Any]:
-    told = {str(n): shard_identity(part) for n, part in stream.manifests.items()}
-    return {stream.id: told}
+    reported = {str(n): shard_identity(part) for n, part in stream.manifests.items()}
+    return {stream.id: reported}
 
 
 def test_a_part_is_read_once_and_again_when_it_was_moved_or_is_in_doubt(made: Bench) -> None:
@@ -47,8 +47,8 @@ def test_a_part_is_read_once_and_again_when_it_was_moved_or_is_in_doubt(made: Be
     stream = made.export.state.streams[made.stream]
     reads, parts = Reads(stream), ShardVerifier()
     for _ in range(2):
-        told = parts.verify({stream.id: stream}, wanted(stream))
-        assert (told, reads.done) == (BrokenParts(broken={}, done=True), 12)
+        reported = parts.verify({stream.id: stream}, wanted(stream))
+        assert (reported, reads.done) == (BrokenParts(broken={}, done=True), 12)
     parts.mark_unverified(stream.id, 2)
     parts.verify({stream.id: stream}, wanted(stream))
     assert reads.done == 14
@@ -71,8 +71,8 @@ def test_what_takes_long_goes_on_with_the_next_call(made: Bench) -> None:
     reads = Reads(stream)
     reads.seconds = 0.6 * CALL_BUDGET_SECONDS
     parts = ShardVerifier(lambda: reads.now)
-    told = [parts.verify({stream.id: stream}, wanted(stream)).done for _ in range(3)]
-    assert (told, reads.done) == ([False, True, True], 4)
+    reported = [parts.verify({stream.id: stream}, wanted(stream)).done for _ in range(3)]
+    assert (reported, reads.done) == ([False, True, True], 4)
 
 
 def test_a_part_that_moves_while_it_is_read_is_read_where_it_is_then(made: Bench) -> None:
@@ -95,12 +95,12 @@ def test_a_part_that_moves_while_it_is_read_is_read_where_it_is_then(made: Bench
     assert met == [], "the part was moved, and its segment removed"
 
 
-def test_what_is_not_there_is_told_by_stream_and_epoch(made: Bench) -> None:
+def test_what_is_not_there_is_reported_by_stream_and_epoch(made: Bench) -> None:
     made.publish(0, rows(0, 1))
     stream = made.export.state.streams[made.stream]
     good = shard_identity(stream.manifests[0])
     asked = {stream.id: {"0": {**good, "rows": [2]}, "7": good}, "none": {"0": good}}
-    told = ShardVerifier().verify({stream.id: stream, "none": None}, asked)
-    found = {s: sorted(epochs) for s, epochs in told.broken.items()}
+    reported = ShardVerifier().verify({stream.id: stream, "none": None}, asked)
+    found = {s: sorted(epochs) for s, epochs in reported.broken.items()}
     assert found == {stream.id: ["0", "7"], "none": ["0"]}
-    assert "differs from the published" in told.broken[stream.id]["0"]
+    assert "differs from the published" in reported.broken[stream.id]["0"]

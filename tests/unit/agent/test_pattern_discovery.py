@@ -42,9 +42,9 @@ class Kept:
 
     def __init__(self) -> None:
         self.sets: list[RuleSet] = []
-        self.told: list[Sequence[RuleUpdate]] = []
+        self.reported: list[Sequence[RuleUpdate]] = []
         self.changed = threading.Event()
-        self.manager = PatternProcessorManager(self._apply, tell=self.told.append)
+        self.manager = PatternProcessorManager(self._apply, tell=self.reported.append)
 
     def _apply(self, rules: RuleSet) -> None:
         self.sets.append(rules)
@@ -54,7 +54,7 @@ class Kept:
         return [(rule.id, rule.version) for rule in self.manager.current_pattern_processors()]
 
     def refused(self) -> dict[str, str]:
-        return {each.rule: each.message for each in self.told[-1] if each.change == "refused"}
+        return {each.rule: each.message for each in self.reported[-1] if each.change == "refused"}
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def test_the_manager_hands_on_a_set_only_when_it_is_another_one() -> None:
 
     assert [each.change for each in (*first, *again, *lower)] == ["added", "kept", "refused"]
     assert len(kept.sets) == 1
-    assert len(kept.told) == 3
+    assert len(kept.reported) == 3
 
 
 def test_when_the_file_with_the_higher_version_goes_the_other_one_is_taken(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_when_the_file_with_the_higher_version_goes_the_other_one_is_taken(tmp_p
     discoverer.poll(kept.manager)
 
     assert kept.rules() == [("a", 1)]
-    assert [(each.version, each.change) for each in kept.told[-1]] == [(1, "replaced")]
+    assert [(each.version, each.change) for each in kept.reported[-1]] == [(1, "replaced")]
 
 
 def test_a_row_of_a_table_that_goes_leaves_its_place_to_the_version_below(database: Path) -> None:

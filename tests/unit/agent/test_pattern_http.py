@@ -176,12 +176,12 @@ def test_a_server_that_is_away_is_asked_more_rarely_up_to_a_limit(server: Server
 
     server.status, server.headers = 503, {"Retry-After": "299"}
     discoverer.poll(manager)
-    told = discoverer.pause()
+    reported = discoverer.pause()
     server.answer([])
     discoverer.poll(manager)
 
     assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0]
-    assert told == 300.0
+    assert reported == 300.0
     assert discoverer.pause() == 2.0
 
 

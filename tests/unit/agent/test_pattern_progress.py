@@ -21,7 +21,7 @@ def manager_of(*documents: dict[str, Any]) -> PatternProcessorManager:
     return manager
 
 
-def test_a_rule_is_told_with_its_window_its_buckets_and_its_counts() -> None:
+def test_a_rule_is_reported_with_its_window_its_buckets_and_its_counts() -> None:
     manager = manager_of(document("a"), document("b"))
 
     manager.on_applied([Progress(rule="a", version=1, since=7, buckets=3, of=4, matches=12)])
@@ -44,7 +44,7 @@ def test_a_rule_is_told_with_its_window_its_buckets_and_its_counts() -> None:
     assert (second.rule, second.progress) == ("b", None)
 
 
-def test_counts_never_go_back_and_a_new_version_begins_anew() -> None:
+def test_counts_never_go_back_and_a_new_version_begins_again() -> None:
     manager = manager_of(document("a"))
     manager.on_applied([Progress(rule="a", version=1, since=7, matches=12, errors=2)])
     manager.on_applied([Progress(rule="a", version=1, since=9, matches=3)])
@@ -60,7 +60,7 @@ def test_counts_never_go_back_and_a_new_version_begins_anew() -> None:
     assert late.progress is None
 
 
-def test_what_is_refused_is_told_beside_what_stays_until_it_is_mended() -> None:
+def test_what_is_refused_is_reported_beside_what_stays_until_it_is_mended() -> None:
     manager = manager_of(document("a", 2))
 
     manager.on_pattern_processors_updated([document("a", 1), {"id": "b", "version": 1}])
@@ -75,7 +75,7 @@ def test_what_is_refused_is_told_beside_what_stays_until_it_is_mended() -> None:
     assert (mended.version, mended.refused, mended.reason, mended.message) == (3, None, "", "")
 
 
-def test_a_rule_that_stopped_and_one_that_waits_for_its_time_are_told() -> None:
+def test_a_rule_that_stopped_and_one_that_waits_for_its_time_are_reported() -> None:
     manager = manager_of(document("a"), document("b"))
     manager.disable("a", 1)
     manager.on_pattern_processors_updated(
@@ -90,7 +90,7 @@ def test_a_rule_that_stopped_and_one_that_waits_for_its_time_are_told() -> None:
     assert manager.reports()[0].state == "active"
 
 
-class Told:
+class RecordingAgent:
     """A discoverer that keeps what is reported to it."""
 
     def __init__(self) -> None:
@@ -110,11 +110,11 @@ class Told:
 
 
 def test_a_discoverer_that_wants_them_gets_the_reports_of_its_rules() -> None:
-    told = Told()
-    discovery = Discovery(told, PatternProcessorManager(lambda rules: None))
+    reported = RecordingAgent()
+    discovery = Discovery(reported, PatternProcessorManager(lambda rules: None))
     discovery.close()
 
-    assert [[each.state for each in reports] for reports in told.reports] == [
+    assert [[each.state for each in reports] for reports in reported.reports] == [
         ["active"],
         ["disabled"],
     ]

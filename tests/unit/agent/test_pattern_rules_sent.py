@@ -93,35 +93,35 @@ def window(bucket: int, number: int, alive: int, **more: Any) -> WindowMetrics:
 def test_figures_of_tasks_add_up_and_runs_are_those_of_each_buckets_last_window() -> None:
     stopped: list[RuleFailure] = []
     driver, adds = DriverTally(stopped.append), MetricsAccumulator()
-    told: AccumulatorValue = driver
+    reported: AccumulatorValue = driver
     for given in [[window(0, 0, 3), window(1, 0, 4)], [window(0, 1, 0)]]:
-        task = adds.zero(told)
+        task = adds.zero(reported)
         for one in given:
             task = adds.addInPlace(task, [one])
-        told = adds.addInPlace(told, task)
-    assert told is driver
+        reported = adds.addInPlace(reported, task)
+    assert reported is driver
     (figures,) = driver.metrics()
     assert (figures.tested, figures.matches, figures.alive) == (15, 3, 4)
     assert figures.nanoseconds == 21
     assert stopped == []
 
 
-def test_a_rule_that_stopped_is_told_and_nothing_of_it_reaches_spark() -> None:
+def test_a_rule_that_stopped_is_reported_and_nothing_of_it_reaches_spark() -> None:
     one = RuleFailure(rule="r", version=1, where="stage", problem="it raised")
-    told: list[RuleFailure] = []
+    reported: list[RuleFailure] = []
 
     def call(stopped: RuleFailure) -> None:
-        told.append(stopped)
+        reported.append(stopped)
         raise OSError("the disk is full")
 
     driver = DriverTally(call)
     driver.add_all([window(0, 0, 0, stopped=(one,))])
-    assert told == [one]
+    assert reported == [one]
     (progress,) = driver.progress(4)
     assert (progress.buckets, progress.of, progress.matches, progress.errors) == (1, 4, 1, 1)
 
 
-def test_how_far_a_query_is_is_told_of_rules_that_some_bucket_has() -> None:
+def test_how_far_a_query_is_is_reported_of_rules_that_some_bucket_has() -> None:
     driver = DriverTally(lambda _: None)
     driver.add_all([window(0, 3, 0), window(1, 3, 0)])
     other = RuleMetrics(rule="s", version=1, since=5)

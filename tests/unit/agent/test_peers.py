@@ -81,13 +81,13 @@ def test_heads_that_moved_are_news_and_heads_that_did_not_are_none(watched: Reco
     assert watched.asked[1]["exports"][EXPORT]["heads"] == {"s": 3}
 
 
-def test_an_exporter_is_told_what_is_known_of_an_end_so_that_it_answers_what_differs(
+def test_an_exporter_learns_what_is_known_of_an_end_so_that_it_answers_what_differs(
     watched: Recorder,
 ) -> None:
     """What is no longer answered is not known: else a refusal would differ again and again."""
     peers = PeerAgents(Notifier(), dict, tuple)
     peers.apply_view(view("a"))
-    told: list[bool] = []
+    reported: list[bool] = []
     for heads, watched.ended in (
         ({"s": 3}, False),
         ({"s": 3}, True),
@@ -96,9 +96,9 @@ def test_an_exporter_is_told_what_is_known_of_an_end_so_that_it_answers_what_dif
     ):
         watched.heads = heads
         watch(peers, watched)
-        told.append(watched.asked[-1]["exports"][EXPORT]["ended"])
+        reported.append(watched.asked[-1]["exports"][EXPORT]["ended"])
         assert peers.has_ended(EXPORT) is (watched.ended and heads is not None)
-    assert told == [False, False, True, False]
+    assert reported == [False, False, True, False]
 
 
 def test_a_route_that_is_gone_is_watched_no_more(watched: Recorder) -> None:

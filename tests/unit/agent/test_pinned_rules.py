@@ -277,7 +277,8 @@ def test_an_exporter_tells_the_time_of_rows_that_it_does_not_send(
             columns=None, latest=LatestTimeRequest(column="t", filter=filter_) if asked else None,
         )  # fmt: skip
         return [
-            told.get("latest", "-") for _, told in blocks.read_batches(export.export.plans, read)
+            reported.get("latest", "-")
+            for _, reported in blocks.read_batches(export.export.plans, read)
         ]
 
     assert latest(None) == [9, 7, None]
@@ -292,13 +293,13 @@ def test_time_is_that_of_all_rows_if_the_ticket_asks_for_it() -> None:
     packing = Packing(columns="n bigint, t timestamp", event_time="t")
     batch = pa.RecordBatch.from_pylist([{"n": 1, "t": 5}], schema=TIMED)
     asked = {"part": 0, "before": [0], "latest": {"column": "t", "filter": None}}
-    for ticket, told, time in (
+    for ticket, reported, time in (
         ({"part": 0, "before": [0]}, {"epoch": 1}, 5),
         (asked, {"epoch": 1, "latest": 9}, 9),
         (asked, {"epoch": 1, "latest": None}, None),
     ):
         packer = ImportPacker(packing, ticket)
-        packer.note_time(batch, told)
+        packer.note_time(batch, reported)
         (end,) = packer.finish()
         (found,) = end.column("event_time").cast(pa.int64()).to_pylist()
         assert found == time

@@ -19,7 +19,7 @@ def planned(stream: str, from_: int, next_: int, again: tuple[int, int] = (0, 0)
     return PlannedRange(stream=stream, from_=from_, next=next_, duplicates=again)
 
 
-def test_a_successor_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_successor_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     received = ReceiveCounts()
     for _ in range(3):
         received.note_plan(FEED, [planned("a", 5, 5), planned("b", 0, 2)], START)

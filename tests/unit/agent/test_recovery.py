@@ -156,14 +156,14 @@ def kept_after_grace(export: AgentExport, monkeypatch: pytest.MonkeyPatch) -> in
     return sum(s["retained"] for s in export.status()["streams"].values())
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("reported", [False, True])
 def test_an_export_that_no_view_ever_had_is_not_taken_for_a_deleted_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: bool
 ) -> None:
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     shown(hosts, "other")
     publish(declared(hosts), 0, 1)
-    hosts.declarations.by_name["export/trades"]["told"] = told
+    hosts.declarations.by_name["export/trades"]["told"] = reported
     hosts.declarations.save("export/trades")
     hosts.close()
 
@@ -192,7 +192,7 @@ def test_an_export_that_a_view_has_no_more_is_emptied_after_grace(
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_deleted_export_that_is_declared_anew_is_kept_though_the_view_lacks_it(
+def test_a_deleted_export_that_is_declared_again_is_kept_though_the_view_lacks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)

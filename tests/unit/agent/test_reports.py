@@ -125,11 +125,11 @@ def test_an_export_that_waits_names_the_imports_once(made: Bench) -> None:
 def test_fellows_are_named_and_why_they_do_not_answer_is_cut(made: Bench) -> None:
     fellow = {"location": "grpc+tcp://10.0.0.7:1", "active": True, "away": None, "seen": 0.4}
     gone = {**fellow, "active": False, "away": "x" * (MAX_REASON + 1), "seen": None}
-    told = build_report(
+    built = build_report(
         {**status(made), "fellows": {"default/feed/2": gone, "default/feed/1": fellow}}
     )
 
-    assert told["fellows"] == [
+    assert built["fellows"] == [
         {"pe": "default/feed/1", "active": True, "away": None},
         {"pe": "default/feed/2", "active": False, "away": "x" * MAX_REASON},
     ]

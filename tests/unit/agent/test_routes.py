@@ -49,7 +49,7 @@ def test_a_view_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:
     assert again.find_import("out") is None
 
 
-def test_an_equal_view_is_told_to_nobody_but_moves_the_point(tmp_path: Path) -> None:
+def test_an_equal_view_is_reported_to_nobody_but_moves_the_point(tmp_path: Path) -> None:
     table = RouteTable(tmp_path / "routes.json")
     table.apply(view())
     seen: list[View] = []

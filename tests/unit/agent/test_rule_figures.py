@@ -52,13 +52,13 @@ class Query:
             raise AgentUnreachableError("it is away")
         return ask(self.agent.record, body)
 
-    def beat(self, *told: RuleMetrics) -> list[dict[str, Any]]:
-        self.figures = list(told)
+    def beat(self, *reported: RuleMetrics) -> list[dict[str, Any]]:
+        self.figures = list(reported)
         self.figuring.beat()
         return self.agent.status()
 
 
-def test_what_rules_have_done_is_told_when_it_is_another_thing_and_now_and_then() -> None:
+def test_what_rules_have_done_is_reported_when_it_is_another_thing_and_now_and_then() -> None:
     query = Query()
 
     assert query.beat() == []
@@ -80,7 +80,7 @@ def test_what_rules_have_done_is_told_when_it_is_another_thing_and_now_and_then(
     assert query.calls == 3
 
 
-def test_an_agent_that_is_away_is_told_later() -> None:
+def test_an_agent_that_is_away_is_informed_later() -> None:
     query = Query()
     query.away = True
     query.beat(figures(tested=5))
@@ -89,7 +89,7 @@ def test_an_agent_that_is_away_is_told_later() -> None:
     assert [one["tested"] for one in query.beat(*query.figures)] == [5]
 
 
-def test_of_a_query_that_has_ended_nothing_is_told() -> None:
+def test_of_a_query_that_has_ended_nothing_is_reported() -> None:
     query, silent = Query(), Query()
     query.beat(figures(tested=5))
     query.running = False
@@ -104,17 +104,17 @@ def test_of_a_query_that_has_ended_nothing_is_told() -> None:
     assert silent.agent.status() == []
 
 
-def test_of_very_many_rules_those_are_told_that_take_most_time() -> None:
+def test_of_very_many_rules_those_are_reported_that_take_most_time() -> None:
     query = Query()
     many = [figures(f"r{n}", nanoseconds=n) for n in range(MAX_REPORTED_RULES + 2)]
 
-    told = {one["rule"] for one in query.beat(*many)}
+    reported = {one["rule"] for one in query.beat(*many)}
 
-    assert len(told) == MAX_REPORTED_RULES
-    assert not told & {"r0", "r1"}
+    assert len(reported) == MAX_REPORTED_RULES
+    assert not reported & {"r0", "r1"}
 
 
-def test_rows_that_wait_for_the_watermark_are_told_with_what_they_wait_for() -> None:
+def test_rows_that_wait_for_the_watermark_are_reported_with_what_they_wait_for() -> None:
     query = Query()
     query.beat(figures(tested=5))
     query.now, query.waits = MIN_REPORT_SECONDS, (12, 7_000_000, None)
@@ -146,10 +146,10 @@ def test_what_waits_is_that_of_the_last_window_of_each_bucket() -> None:
 
     tally = Tally()
     seen = []
-    for told in (
+    for reported in (
         window(0, 2, 5, None), window(1, 3, 4, None), window(1, 1, 9, 8), window(0, 0, None, 7),
     ):  # fmt: skip
-        tally.add(told)
+        tally.add(reported)
         waits = tally.waiting_rows("patterns", "file-1")
         seen.append((waits.rows, waits.first, waits.watermark))
 
@@ -159,7 +159,7 @@ def test_what_waits_is_that_of_the_last_window_of_each_bucket() -> None:
 def test_prometheus_reads_the_figures_of_each_version() -> None:
     query = Query()
     query.errors = {("r", 2): 1}
-    told = query.beat(
+    reported = query.beat(
         figures(tested=5, matches=2, timeouts=1, dropped=4, alive=3, nanoseconds=1_500_000_000),
         figures('s"', 2),
         figures(version=2),
@@ -169,7 +169,7 @@ def test_prometheus_reads_the_figures_of_each_version() -> None:
         (one.name.removeprefix("streambroker_rule_"), one.labels["rule"], one.labels["version"]):
         one.value
         for family in text_string_to_metric_families(
-            metrics.render_text({**EMPTY, "ruleFigures": told}, {})
+            metrics.render_text({**EMPTY, "ruleFigures": reported}, {})
         )
         for one in family.samples if "rule" in one.labels
     }  # fmt: skip

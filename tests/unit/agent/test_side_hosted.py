@@ -36,14 +36,14 @@ from streambroker_core.side.join.static_table import build_content
 from streambroker_core.side.join.views import make_view
 from streambroker_core.side.state.layout import build_layout
 from support.sides.cases import Runner, Sink, batch_of
-from support.sides.rates import Told
+from support.sides.rates import RecordingAgent
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 TRADES = pa.schema([("id", pa.string()), ("currency", pa.string())])
 
 
-def made(folders: dict[str, str], **told: Any) -> tuple[Any, Sink]:
-    rates = SideInput(name="rates", kind="map", key=("currency",), schema=RATES, **told)
+def made(folders: dict[str, str], **reported: Any) -> tuple[Any, Sink]:
+    rates = SideInput(name="rates", kind="map", key=("currency",), schema=RATES, **reported)
     shape = build_layout(SideJoin(schema=TRADES, inputs=(rates,)))
     make = SideOperatorFactory(
         shape=shape, function=None, tables=CachedTables(folders=folders), emits_metrics=True
@@ -65,7 +65,7 @@ def test_a_tick_ends_here_and_other_control_goes_on() -> None:
     assert not operator.process_control("main", control(SideRefresh(input="planes")))
 
 
-def test_a_request_reaches_whoever_reads_the_table_once(tmp_path: Path) -> None:
+def test_a_request_reaches_anyone_who_reads_the_table_once(tmp_path: Path) -> None:
     operator, _ = made({"rates": str(tmp_path)}, static=True)
     for _ in range(2):
         assert operator.process_control("main", control(SideRefresh(input="rates")))
@@ -84,23 +84,23 @@ def test_figures_tell_what_waits_and_for_what() -> None:
     assert (main["input"], main["waiting_rows"], main["stall"]) == ("main", 0, None)
 
 
-def test_the_agent_is_told_with_each_window_also_without_that_output() -> None:
+def test_the_agent_is_informed_with_each_window_also_without_that_output() -> None:
     rates = SideInput(name="rates", kind="map", key=("currency",), schema=RATES, keyed=True)
     join = SideJoin(schema=TRADES, inputs=(rates,), key=("currency",))
-    told, sink = Told(), Sink()
+    reported, sink = RecordingAgent(), Sink()
     made = SparkSideOperator(
         build_layout(join),
         None,
         CachedTables(),
         emits_metrics=False,
-        reporter=told,  # type: ignore[arg-type]
+        reporter=reported,  # type: ignore[arg-type]
     )
     made.bind(Window(number=7, time=90_000_000, watermark=None, bucket=3, buckets=4), sink)
     made.begin_window()
     made.process("main", batch_of([{"id": "m1", "currency": "EUR"}], TRADES))
     made.process("rates", batch_of([{"currency": "USD", "rate": 1.5}], RATES))
     made.end_window()
-    ((bucket, window, (side, main)),) = told.given
+    ((bucket, window, (side, main)),) = reported.given
     assert (bucket, window, side.operator, side.input) == (3, 7, "join", "rates")
     assert (side.keyed, side.waiting_rows, side.entries, side.rows) == (True, 1, 1, 1)
     assert (side.waiting_since, side.size > 0) == (90_000_000, True)
@@ -110,32 +110,32 @@ def test_the_agent_is_told_with_each_window_also_without_that_output() -> None:
     assert sink.given == []
 
 
-def test_rows_that_wait_for_their_turn_are_told_of_the_main_input() -> None:
+def test_rows_that_wait_for_their_turn_are_reported_of_the_main_input() -> None:
     columns = [("k", pa.string()), ("t", pa.timestamp("us", "UTC"))]
     rates = SideInput(
         name="rates", kind="map", key=("k",), schema=pa.schema(columns), event_time="t", value="k"
     )
     join = SideJoin(schema=pa.schema(columns), inputs=(rates,), event_time="t", order="event time")
-    told, sink = Told(), Sink()
+    reported, sink = RecordingAgent(), Sink()
     made = SparkSideOperator(
         build_layout(join),
         None,
         CachedTables(),
         emits_metrics=True,
-        reporter=told,  # type: ignore[arg-type]
+        reporter=reported,  # type: ignore[arg-type]
     )
     made.bind(Window(number=7, time=90_000_000, watermark=None, bucket=0, buckets=4), sink)
     made.begin_window()
     made.process("main", batch_of([{"k": "a", "t": 1.0}, {"k": "b", "t": 2.0}], join.schema))
     made.end_window()
-    ((_, _, (_, main)),) = told.given
+    ((_, _, (_, main)),) = reported.given
     assert (main.waiting_rows, main.waiting_bytes > 0) == (2, True)
     assert [(one.cause, one.rows) for one in main.stalls] == [(WATERMARK_CAUSE, 2)]
     ((_, batch),) = sink.given
     assert [row["waiting_rows"] for row in batch.to_pylist()] == [0, 2]
 
 
-def test_of_many_windows_those_are_told_for_which_most_rows_wait() -> None:
+def test_of_many_windows_those_are_reported_for_which_most_rows_wait() -> None:
     """Thousands may be waited for, and each of them would be a sentence."""
     columns = [("k", pa.string()), ("t", pa.timestamp("us", "UTC"))]
     rates = SideInput(
@@ -143,20 +143,20 @@ def test_of_many_windows_those_are_told_for_which_most_rows_wait() -> None:
         windows=fixed(10),
     )  # fmt: skip
     join = SideJoin(schema=pa.schema(columns), inputs=(rates,), event_time="t")
-    told, sink = Told(), Sink()
+    reported, sink = RecordingAgent(), Sink()
     made = SparkSideOperator(
         build_layout(join),
         None,
         CachedTables(),
         emits_metrics=True,
-        reporter=told,  # type: ignore[arg-type]
+        reporter=reported,  # type: ignore[arg-type]
     )
     made.bind(Window(number=7, time=90_000_000, watermark=None, bucket=0, buckets=4), sink)
     made.begin_window()
     rows = [{"k": "a", "t": 10.0 * window} for window in range(1, 9) for _ in range(window)]
     made.process("main", batch_of(rows, join.schema))
     made.end_window()
-    ((_, _, (side, _)),) = told.given
+    ((_, _, (side, _)),) = reported.given
     assert (side.waiting_rows, [one.rows for one in side.stalls]) == (36, [8, 7, 6, 5, 4])
     assert "window 1970-01-01T00:01:20Z" in side.stalls[0].cause
     ((_, batch),) = sink.given

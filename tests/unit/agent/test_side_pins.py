@@ -25,7 +25,7 @@ from pe_agent.side.tables.pins import LOCK, PINS, SEEN_FILE, MicroBatch, current
 from pe_agent.side.tables.versions import JOURNAL, Versions, read_version, sorted_path, version_path
 from streambroker_core.side import SideInput, SideJoin
 from streambroker_core.side.errors import SideError, SideVersionError
-from support.sides.rates import RATES, Told, put
+from support.sides.rates import RATES, RecordingAgent, put
 
 TRADES = pa.schema([("id", pa.string()), ("currency", pa.string())])
 
@@ -37,8 +37,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableStor
         yield made
 
 
-def rates(**told: Any) -> SideInput:
-    return SideInput(name="rates", kind="map", key=("currency",), schema=RATES, static=True, **told)
+def rates(**reported: Any) -> SideInput:
+    return SideInput(
+        name="rates", kind="map", key=("currency",), schema=RATES, static=True, **reported
+    )
 
 
 def bound(store: TableStore, tmp_path: Path) -> Table:
@@ -181,7 +183,7 @@ def test_a_task_chooses_while_nothing_is_removed(store: TableStore, tmp_path: Pa
     assert held == [True]
 
 
-def test_a_task_reads_the_pin_once_for_a_micro_batch_and_anew_for_another_run(
+def test_a_task_reads_the_pin_once_for_a_micro_batch_and_again_for_another_run(
     store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = bound(store, tmp_path)
@@ -452,14 +454,14 @@ def test_a_task_of_no_query_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as rows of foreachBatch in another thread: each of its tasks would take the newest."""
     from pyspark import TaskContext
 
-    told = {"sql.streaming.queryId": "q", "spark.jobGroup.id": "r"}
-    context = SimpleNamespace(getLocalProperty=told.get)
+    reported = {"sql.streaming.queryId": "q", "spark.jobGroup.id": "r"}
+    context = SimpleNamespace(getLocalProperty=reported.get)
     monkeypatch.setattr(TaskContext, "get", lambda: context)
     with pytest.raises(
         PinError, match="its task belongs to none; process the rows of foreachBatch in"
     ):
         current_batch()
-    told["streaming.sql.batchId"] = "4"
+    reported["streaming.sql.batchId"] = "4"
     assert current_batch() == batch(4)
 
 
@@ -490,7 +492,7 @@ ROWS = pa.record_batch({"id": ["a"], "currency": ["EUR"]}, schema=TRADES)
 def test_all_batches_of_a_micro_batch_see_its_version_and_those_of_the_next_another(
     store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table, agent = bound(store, tmp_path), Told()
+    table, agent = bound(store, tmp_path), RecordingAgent()
     first, meet, task = table.state().version, meeting(table, agent), meeting(table, agent)
     seen = []
     for number, one in ((0, meet), (0, meet), (0, task), (1, meet)):
@@ -526,13 +528,13 @@ def test_a_pinned_version_that_is_gone_is_named_with_what_to_do(
     at(monkeypatch, 0)
     with pytest.raises(SideVersionError) as failed:
         list(meeting(table)(ROWS))
-    told = str(failed.value)
+    reported = str(failed.value)
     assert (
         f"version {first} cannot be read: {version_path(table.folder, first)} does not exist"
-        in told
+        in reported
     )
     pin = table.folder / PINS / "q" / "0"
-    assert f"pinned it, see {pin}: stop the query and restore its file" in told
+    assert f"pinned it, see {pin}: stop the query and restore its file" in reported
     (table.folder / PINS / "q" / "0").unlink()
     at(monkeypatch, 0, run="next")
     (rows,) = meeting(table)(ROWS)

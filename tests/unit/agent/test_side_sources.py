@@ -28,14 +28,14 @@ def store(tmp_path: Path) -> Iterator[TableStore]:
         yield made
 
 
-def rates(**told: float) -> pa.Table:
-    return pa.table({"currency": list(told), "rate": list(told.values())}, schema=RATES)
+def rates(**reported: float) -> pa.Table:
+    return pa.table({"currency": list(reported), "rate": list(reported.values())}, schema=RATES)
 
 
-def put(path: Path, **told: float) -> None:
+def put(path: Path, **reported: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     hidden = path.with_name(f".{path.name}")
-    pq.write_table(rates(**told), hidden)
+    pq.write_table(rates(**reported), hidden)
     hidden.rename(path)
 
 
@@ -164,7 +164,7 @@ class Frame:
         return self._given
 
 
-def test_a_frame_is_made_anew_for_each_read_and_read_by_interval(store: TableStore) -> None:
+def test_a_frame_is_made_again_for_each_read_and_read_by_interval(store: TableStore) -> None:
     there = [rates(EUR=1.0)]
     made: list[int] = []
 

@@ -306,9 +306,9 @@ def test_a_driver_that_ends_at_any_step_leaves_versions_whole(
         owner, name = STEPS[step]
         real = getattr(owner, name)
 
-        def kill(*of: Any, **told: Any) -> Any:
+        def kill(*of: Any, **reported: Any) -> Any:
             if after:
-                real(*of, **told)
+                real(*of, **reported)
             raise Killed
 
         with monkeypatch.context() as patched:

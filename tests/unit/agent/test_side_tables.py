@@ -60,8 +60,10 @@ def put(folder: Path, name: str = "a.parquet", **rates: float) -> None:
     hidden.rename(folder / name)
 
 
-def rates(name: str = "rates", **told: Any) -> SideInput:
-    return SideInput(name=name, kind="map", key=("currency",), schema=RATES, static=True, **told)
+def rates(name: str = "rates", **reported: Any) -> SideInput:
+    return SideInput(
+        name=name, kind="map", key=("currency",), schema=RATES, static=True, **reported
+    )
 
 
 def content(table: Table, version: str | None = None) -> dict[str, float]:
@@ -69,8 +71,8 @@ def content(table: Table, version: str | None = None) -> dict[str, float]:
     return dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
 
-def folder(store: TableStore, path: Path, **told: Any) -> Table:
-    return store.folder("rates", path, **{"every": None, **told})
+def folder(store: TableStore, path: Path, **reported: Any) -> Table:
+    return store.folder("rates", path, **{"every": None, **reported})
 
 
 # -- what becomes a version ------------------------------------------------------------------

@@ -29,7 +29,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         made.close()
 
 
-def told(job: Job, first: int, next_: int, **more: Any) -> tuple[list[int], Any]:
+def reported(job: Job, first: int, next_: int, **more: Any) -> tuple[list[int], Any]:
     """Return the epochs that a batch is cut into, and what it is cut without."""
     again = job.cut(first, next_, **more)
     return sorted(again.blocks[job.home.stream]), again.missing.get(job.home.stream)
@@ -39,23 +39,23 @@ def finished(job: Job, next_: int) -> list[int]:
     """Acknowledge; return rows delivered, filtered and lost, once all is counted."""
     job.home.plan({job.home.stream: next_}, skip_lost=True)
     job.release()
-    assert job.told["counting"] == 0
-    return [job.told["delivered"], job.told["filtered"], job.told["lost"][1]]
+    assert job.reported["counting"] == 0
+    return [job.reported["delivered"], job.reported["filtered"], job.reported["lost"][1]]
 
 
 def test_epochs_are_left_out_whole_of_which_a_fellow_has_lost_its_part(job: Job) -> None:
-    assert told(job, 0, 5) == ([0, 1, 2, 3, 4], None)
+    assert reported(job, 0, 5) == ([0, 1, 2, 3, 4], None)
     job.lose(ONE)
-    assert told(job, 0, 5) == ([0, 2], [(1, 2, 20), (3, 5, 30)])
+    assert reported(job, 0, 5) == ([0, 2], [(1, 2, 20), (3, 5, 30)])
     assert job.read(2) == {TWO: list(range(200, 210))}
 
 
 def test_what_is_left_out_is_counted_as_lost_when_the_batch_is_finished(job: Job) -> None:
     job.lose(ONE)
-    told(job, 0, 5)
-    assert job.told["lost"] == [0, 0]
+    reported(job, 0, 5)
+    assert job.reported["lost"] == [0, 0]
     assert finished(job, 5) == [20, 0, 50]
-    assert job.told["lost"] == [3, 50]
+    assert job.reported["lost"] == [3, 50]
     assert job.home.export.status()["publishedRows"] == 20 + 50
     assert finished(job, 5) == [20, 0, 50]
 
@@ -65,11 +65,11 @@ def test_with_a_filter_the_rows_of_lost_epochs_are_neither_delivered_nor_filtere
 ) -> None:
     job.lose(ONE)
     filter_ = "n % 2 == 0"
-    told(job, 0, 5, filter_=filter_)
+    reported(job, 0, 5, filter_=filter_)
     job.home.plan({job.home.stream: 5}, skip_lost=True, filter_=filter_)
     job.release()
     assert job.figures() == [10, 10, 0]
-    assert job.told["lost"] == [3, 50]
+    assert job.reported["lost"] == [3, 50]
 
 
 def test_a_replay_leaves_the_same_out_though_it_can_be_had_again(job: Job, tmp_path: Path) -> None:
@@ -77,65 +77,65 @@ def test_a_replay_leaves_the_same_out_though_it_can_be_had_again(job: Job, tmp_p
     copy = tmp_path / "copy"
     (tmp_path / "1").rename(copy)
     job.open(ONE)
-    before = told(job, 0, 5)
+    before = reported(job, 0, 5)
     job.shut(ONE)
     job.take_back(ONE, copy)
-    assert told(job, 0, 5) == before
+    assert reported(job, 0, 5) == before
     job.reopen_home()
-    assert told(job, 0, 5) == before == ([0, 2], [(1, 2, 20), (3, 5, 30)])
+    assert reported(job, 0, 5) == before == ([0, 2], [(1, 2, 20), (3, 5, 30)])
     assert finished(job, 5) == [20, 0, 50]
     job.publish(5, ONE)
     job.home.plan({job.home.stream: 5}, skip_lost=True)
-    assert told(job, 5, 6) == ([5], None)
+    assert reported(job, 5, 6) == ([5], None)
 
 
 def test_a_replay_leaves_more_out_where_more_is_lost_and_counts_each_once(job: Job) -> None:
     job.lose(ONE)
-    told(job, 0, 5)
+    reported(job, 0, 5)
     job.lose(TWO)
-    assert told(job, 0, 5) == ([0], [(1, 2, 20), (2, 3, 10), (3, 5, 30)])
+    assert reported(job, 0, 5) == ([0], [(1, 2, 20), (2, 3, 10), (3, 5, 30)])
     assert finished(job, 5) == [10, 0, 60]
 
 
 def test_another_batch_is_not_cut_without_what_an_earlier_one_missed(job: Job) -> None:
     job.lose(ONE)
-    told(job, 0, 3)
+    reported(job, 0, 3)
     job.home.plan({job.home.stream: 3}, skip_lost=True)
-    assert job.told["lost"] == [1, 20]
-    assert told(job, 3, 5) == ([], [(3, 5, 30)])
+    assert job.reported["lost"] == [1, 20]
+    assert reported(job, 3, 5) == ([], [(3, 5, 30)])
     assert finished(job, 5) == [20, 0, 50]
 
 
 def test_an_older_checkpoint_counts_once_what_it_misses_again(job: Job) -> None:
     job.lose(ONE)
-    told(job, 0, 5)
+    reported(job, 0, 5)
     assert finished(job, 5) == [20, 0, 50]
     job.home.plan({job.home.stream: 0}, skip_lost=True)
-    assert told(job, 0, 5) == ([0, 2], [(1, 2, 20), (3, 5, 30)])
+    assert reported(job, 0, 5) == ([0, 2], [(1, 2, 20), (3, 5, 30)])
     assert finished(job, 5) == [20, 0, 50]
 
 
 def test_a_silent_fellow_has_lost_nothing(job: Job) -> None:
     job.away = {ONE}
     with pytest.raises(AgentUnreachableError):
-        told(job, 0, 5)
-    assert told(job, 0, 1) == ([0], None)
-    assert told(job, 2, 3) == ([2], None)
+        reported(job, 0, 5)
+    assert reported(job, 0, 1) == ([0], None)
+    assert reported(job, 2, 3) == ([2], None)
     job.away = set()
-    assert told(job, 0, 5) == ([0, 1, 2, 3, 4], None)
+    assert reported(job, 0, 5) == ([0, 1, 2, 3, 4], None)
     assert finished(job, 5) == [70, 0, 0]
 
 
 def test_a_part_that_cannot_be_read_is_lost_and_the_others_of_its_fellow_are_not(job: Job) -> None:
     job.damage(ONE, 3)
-    assert told(job, 0, 5) == ([0, 1, 2, 4], [(3, 4, 20)])
+    assert reported(job, 0, 5) == ([0, 1, 2, 4], [(3, 4, 20)])
     assert finished(job, 5) == [50, 0, 20]
 
 
 def test_a_part_that_was_good_and_failed_a_task_is_read_again(job: Job) -> None:
-    assert told(job, 0, 5) == ([0, 1, 2, 3, 4], None)
+    assert reported(job, 0, 5) == ([0, 1, 2, 3, 4], None)
     job.damage(ONE, 3)
-    assert told(job, 0, 5) == ([0, 1, 2, 3, 4], None), "it was read a moment ago"
+    assert reported(job, 0, 5) == ([0, 1, 2, 3, 4], None), "it was read a moment ago"
     with pytest.raises(ShardMissingError) as failed:
         job.read(3)
     assert f"agent {ONE} does not have its part of epoch 3 of stream {job.home.stream}" in str(
@@ -144,7 +144,7 @@ def test_a_part_that_was_good_and_failed_a_task_is_read_again(job: Job) -> None:
     assert f"of {job.home.export.key}: " in str(failed.value)
     assert "checksum" in str(failed.value)
     assert failed.value.code == "DataLoss"
-    assert told(job, 0, 5) == ([0, 1, 2, 4], [(3, 4, 20)])
+    assert reported(job, 0, 5) == ([0, 1, 2, 4], [(3, 4, 20)])
 
 
 def test_a_part_that_is_not_the_published_one_is_lost(job: Job) -> None:
@@ -156,14 +156,14 @@ def test_a_part_that_is_not_the_published_one_is_lost(job: Job) -> None:
     body |= {"run": "another", "batch": 4, "published": 1.0, "turn": 2**63 - 1, "stages": [stage]}
     ask(job.hosts[ONE].seal, body)
     assert stream.manifests[4].rows == 9
-    assert told(job, 0, 5) == ([0, 1, 2, 3], [(4, 5, 10)])
+    assert reported(job, 0, 5) == ([0, 1, 2, 3], [(4, 5, 10)])
 
 
-def test_a_reader_that_is_not_lossy_asks_no_fellow_and_its_task_is_told(job: Job) -> None:
+def test_a_reader_that_is_not_lossy_asks_no_fellow_and_its_task_is_informed(job: Job) -> None:
     job.lose(ONE)
-    told(job, 0, 5)
+    reported(job, 0, 5)
     job.asked.clear()
-    assert told(job, 0, 5, skip_lost=False) == ([0, 1, 2, 3, 4], None)
+    assert reported(job, 0, 5, skip_lost=False) == ([0, 1, 2, 3, 4], None)
     assert job.asked == []
     with pytest.raises(ShardMissingError) as failed:
         job.read(1)
@@ -173,26 +173,26 @@ def test_a_reader_that_is_not_lossy_asks_no_fellow_and_its_task_is_told(job: Job
 
 
 def test_a_fellow_is_asked_about_its_own_parts_of_the_batch_alone(job: Job) -> None:
-    told(job, 0, 1)
+    reported(job, 0, 1)
     assert job.asked == []
-    told(job, 1, 2)
+    reported(job, 1, 2)
     assert job.asked == [ONE]
-    told(job, 1, 4)
+    reported(job, 1, 4)
     assert job.asked[1:] == [ONE, TWO]
 
 
 def test_an_answer_that_comes_after_another_plan_was_made_changes_nothing(job: Job) -> None:
     job.lose(ONE)
-    told(job, 0, 3)
+    reported(job, 0, 3)
     usual = job.find_broken
 
     def late(requests: Any) -> Any:
         job.find_broken = usual  # type: ignore[method-assign]
         job.home.plan({job.home.stream: 3}, skip_lost=True)
-        told(job, 3, 5)
+        reported(job, 3, 5)
         return usual(requests)
 
     job.find_broken = late  # type: ignore[method-assign]
     with pytest.raises(OvertakenError, match="another plan"):
-        told(job, 0, 3)
+        reported(job, 0, 3)
     assert finished(job, 5) == [20, 0, 50]

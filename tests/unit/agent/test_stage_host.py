@@ -108,8 +108,8 @@ def fellow(tmp_path: Path) -> Iterator[Fellow]:
 def test_sealed_stages_are_read_in_the_order_in_which_they_were_sealed(fellow: Fellow) -> None:
     first, second = fellow.stage(0, rows(0, 3), rows(3, 3)), fellow.stage(0, rows(6, 2))
     assert first["agent"] == PE
-    told = fellow.seal(0, second, first)["stages"]
-    assert [[r for r, _ in s["blocks"]] for s in told] == [[2], [3, 3]]
+    reported = fellow.seal(0, second, first)["stages"]
+    assert [[r for r, _ in s["blocks"]] for s in reported] == [[2], [3, 3]]
     assert fellow.read(0) == [6, 7, 0, 1, 2, 3, 4, 5]
 
 
@@ -149,7 +149,7 @@ def test_a_seal_that_comes_late_changes_nothing(fellow: Fellow) -> None:
     assert fellow.read(0) == [7, 8]
 
 
-def test_a_stage_that_is_not_as_it_was_told_is_not_sealed(fellow: Fellow) -> None:
+def test_a_stage_that_is_not_as_it_was_reported_is_not_sealed(fellow: Fellow) -> None:
     stage = fellow.stage(0, rows(0, 3))
     for wrong in ({"rows": 2}, {"crc": 1}, {"stage": "none"}):
         with pytest.raises(StageMissingError):
@@ -277,7 +277,7 @@ def test_rows_that_pass_are_counted_whether_they_were_read_or_not(fellow: Fellow
     assert ask(fellow.host.count, {**body, "stream": "none"})["rows"]["0"] is None
 
 
-def test_what_was_sent_is_told_to_the_home_once(fellow: Fellow) -> None:
+def test_what_was_sent_is_reported_to_the_home_once(fellow: Fellow) -> None:
     fellow.seal(0, fellow.stage(0, rows(0, 5), rows(5, 5)))
     fellow.read(0, query="q1")
     fellow.read(0, filter_="n > 6")

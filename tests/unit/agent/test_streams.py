@@ -135,7 +135,7 @@ def test_the_segments_of_a_stage_under_way_stay(made: Bench) -> None:
     assert begun.id in made.reopen().stages
 
 
-def test_a_segment_is_kept_for_a_stage_from_its_beginning_though_no_block_is_told(
+def test_a_segment_is_kept_for_a_stage_from_its_beginning_though_no_block_is_reported(
     made: Bench,
 ) -> None:
     begun = made.stream.begin(query="q", run="r", batch=9)
@@ -189,7 +189,7 @@ def test_a_stage_whose_rows_are_not_all_there_is_not_a_stage(made: Bench) -> Non
     assert made.reopen().stages == {}
 
 
-def test_a_stage_and_an_epoch_are_told_only_when_they_are_safe(
+def test_a_stage_and_an_epoch_are_reported_only_when_they_are_safe(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = made.stream.begin(query="q", run="r", batch=0)

@@ -111,7 +111,7 @@ def test_a_failure_has_the_exit_code_of_its_kind(code: str, exit_code: int) -> N
     assert errors.exit_code(RequestError(0, code, "x")) == exit_code
 
 
-def test_a_remedy_for_requests_is_told_as_one_for_commands(
+def test_a_remedy_for_requests_is_reported_as_one_for_commands(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     errors.print_error(
@@ -221,8 +221,8 @@ def test_what_a_forecast_quotes_cannot_steer_the_terminal(
     monkeypatch.setattr("sys.stdout", Terminal())
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    told = "  ! import x: FilterInvalid: found `\x1b]0;title\x07`\n0 added"
-    line = colour_forecast(told).splitlines()[0]
+    reported = "  ! import x: FilterInvalid: found `\x1b]0;title\x07`\n0 added"
+    line = colour_forecast(reported).splitlines()[0]
 
     assert line == "\x1b[31m  ! import x: FilterInvalid: found `�]0;title�`\x1b[0m"
 
@@ -438,7 +438,7 @@ def test_a_broker_that_refuses_to_be_followed_is_not_asked_again() -> None:
         next(follow_events(caller, "lab"))
 
 
-def test_a_stream_that_breaks_before_its_first_id_begins_anew(
+def test_a_stream_that_breaks_before_its_first_id_begins_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Breaking:

@@ -69,7 +69,7 @@ class Rig:
     feeds: dict[Kind, ObservedCache] = field(
         default_factory=lambda: {k: ObservedCache(k) for k in KINDS}
     )
-    told: dict[Kind, list[tuple[str, Object]]] = field(
+    pending: dict[Kind, list[tuple[str, Object]]] = field(
         default_factory=lambda: {k: [] for k in KINDS}
     )
     asked: dict[Kind, Answer] = field(default_factory=dict)
@@ -104,17 +104,17 @@ class Rig:
         )
 
     def write(self, kind: Kind, place: int, variant: int) -> None:
-        self.told[kind].append(self.store.write(kind, f"n{place}", variant))
+        self.pending[kind].append(self.store.write(kind, f"n{place}", variant))
 
     def write_here(self, kind: Kind, place: int, variant: int) -> None:
         """Write through this broker, whose board sees the answer ahead of the feed."""
         if variant == 2:  # refused before it is written
             return
         self.write(kind, place, variant)
-        body = self.told[kind][-1][1]
+        body = self.pending[kind][-1][1]
         event = _applied_event(read_entry(kind, parse_object(body)), object_ref(body).version)
         assert isinstance(event, ExportApplied | ImportApplied)
-        self.tell([replace(event, ahead_of_feed=True)])
+        self.publish([replace(event, ahead_of_feed=True)])
 
     def delete_here(self, kind: Kind, place: int, _: int) -> None:
         """Delete through this broker, which gets no version of the deletion."""
@@ -123,37 +123,37 @@ class Rig:
             return
         uid = found["metadata"]["uid"]
         known = self.board.reader.version_of(kind, uid)
-        self.told[kind].append(self.store.delete(uid))
+        self.pending[kind].append(self.store.delete(uid))
         removed = ExportRemoved if kind == "Export" else ImportRemoved
-        self.tell([removed(uid=uid, version=known, ahead_of_feed=True)])
+        self.publish([removed(uid=uid, version=known, ahead_of_feed=True)])
 
     def touch(self, kind: Kind, place: int, _: int) -> None:
         found = self.store.find(kind, f"n{place}")
         if found is not None:
-            self.told[kind].append(self.store.touch(found["metadata"]["uid"]))
+            self.pending[kind].append(self.store.touch(found["metadata"]["uid"]))
 
     def delete(self, kind: Kind, place: int, _: int) -> None:
         found = self.store.find(kind, f"n{place}")
         if found is not None:
-            self.told[kind].append(self.store.delete(found["metadata"]["uid"]))
+            self.pending[kind].append(self.store.delete(found["metadata"]["uid"]))
 
     def deliver(self, kind: Kind, place: int, _: int) -> None:
         """Let the first events arrive."""
-        for _ in range(min(place + 1, len(self.told[kind]))):
-            self.hear(kind, *self.told[kind].pop(0))
+        for _ in range(min(place + 1, len(self.pending[kind]))):
+            self.hear(kind, *self.pending[kind].pop(0))
 
     def mix(self, kind: Kind, place: int, _: int) -> None:
         """Let an event wait behind the next one of another object, and come twice."""
-        told = self.told[kind]
-        if place + 1 < len(told):
-            first, second = told[place], told[place + 1]
+        pending = self.pending[kind]
+        if place + 1 < len(pending):
+            first, second = pending[place], pending[place + 1]
             if first[1]["metadata"]["uid"] != second[1]["metadata"]["uid"]:
-                told[place], told[place + 1] = second, first
-            told.append(told[place])
+                pending[place], pending[place + 1] = second, first
+            pending.append(pending[place])
 
     def gap(self, kind: Kind, *_: int) -> None:
         """Lose all events that have not arrived."""
-        self.told[kind].clear()
+        self.pending[kind].clear()
 
     def ask(self, kind: Kind, _: int, variant: int) -> None:
         """Have a list made, for a whole one or a sweep, that arrives later."""
@@ -198,7 +198,7 @@ class Rig:
         self.store.version, world = self.copy
         self.store.world = dict(world)
         for kind in KINDS:
-            self.told[kind].clear()
+            self.pending[kind].clear()
             self.asked.pop(kind, None)
 
     def outgrow(self, *_: Any) -> None:
@@ -211,10 +211,10 @@ class Rig:
         """Delete the definition and all its objects; the feed sees that it went."""
         before = self.shown()
         for body in self.store.of(kind):
-            self.told[kind].append(self.store.delete(body["metadata"]["uid"]))
-        self.told[kind].clear()
+            self.pending[kind].append(self.store.delete(body["metadata"]["uid"]))
+        self.pending[kind].clear()
         self.asked.pop(kind, None)
-        self.tell(self.feeds[kind].mark_lost("CrdMissing"))
+        self.publish(self.feeds[kind].mark_lost("CrdMissing"))
         assert self.shown() == before
 
     def write_statuses(self, *_: Any) -> None:
@@ -223,11 +223,11 @@ class Rig:
             found = self.board.reader.get(body["kind"], uid)
             if found is not None:
                 accepted = {"generation": found.generation, "spec": write_spec(found)}
-                self.told[body["kind"]].append(self.store.touch(uid, {"accepted": accepted}))
+                self.pending[body["kind"]].append(self.store.touch(uid, {"accepted": accepted}))
 
     # ---- what the shell does with it -------------------------------------
 
-    def tell(self, events: list[Any]) -> None:
+    def publish(self, events: list[Any]) -> None:
         for event in events:
             self.board.handle(event)
 
@@ -238,7 +238,7 @@ class Rig:
         event = (
             feed.remove(object_ref(body)) if type_ == "DELETED" else feed.apply(parse_object(body))
         )
-        self.tell([] if event is None else [event])
+        self.publish([] if event is None else [event])
 
     def take_whole(self, kind: Kind, answer: Answer, *, restored: bool) -> bool:
         feed = self.feeds[kind]
@@ -247,7 +247,7 @@ class Rig:
         if odd and not restored:
             return False
         found = [feed.read_listed(sighting) for sighting in sightings]
-        self.tell(feed.apply_list(found, answer.version, restored=odd))
+        self.publish(feed.apply_list(found, answer.version, restored=odd))
         return True
 
     def take_marks(self, kind: Kind, answer: Answer) -> bool:
@@ -255,13 +255,13 @@ class Rig:
         marks = [object_ref(body) for body in answer.bodies]
         if not feed.synced or feed.contradicts(marks, answer.version, answer.asked_at):
             return False
-        self.tell(feed.apply_resync(marks, answer.version))
+        self.publish(feed.apply_resync(marks, answer.version))
         for mark in feed.stale_refs(marks):
             body = self.store.world.get(mark.uid)
             if body is not None:
                 self.hear(kind, "MODIFIED", body)
         if not feed.stale_refs(marks):
-            self.tell(feed.mark_caught_up(answer.version))
+            self.publish(feed.mark_caught_up(answer.version))
         return True
 
     def question(self, kind: Kind) -> Answer:
@@ -295,7 +295,7 @@ class Rig:
         """The board shows what the server holds, and says of the rest that it cannot be read."""
         self.write_statuses()
         for each in KINDS:
-            self.deliver(each, len(self.told[each]), 0)
+            self.deliver(each, len(self.pending[each]), 0)
         fresh = Rig(store=self.store)
         assert self.board.reader.exports() == fresh.board.reader.exports()
         assert self.board.reader.imports() == fresh.board.reader.imports()
@@ -321,8 +321,8 @@ def test_once_a_sweep_has_passed_the_board_is_what_the_server_holds(plan: list[S
 
     rig.assert_quiet()
     for kind in KINDS:
-        for told in rig.told[kind]:
-            rig.hear(kind, *told)
+        for pending in rig.pending[kind]:
+            rig.hear(kind, *pending)
     rig.assert_quiet()
 
 
@@ -334,7 +334,7 @@ def test_events_that_all_arrive_need_no_sweep(plan: list[Step]) -> None:
         if step[0] != "gap":
             rig.step(step)
     for kind in KINDS:
-        rig.deliver(kind, len(rig.told[kind]), 0)
+        rig.deliver(kind, len(rig.pending[kind]), 0)
 
     rig.assert_quiet()
 
@@ -605,7 +605,7 @@ def test_an_object_created_while_it_was_listed_is_not_swept() -> None:
     assert feed.apply_resync(marks, version) == []
 
 
-def test_a_deletion_nobody_told_of_is_swept_at_the_version_it_was_known_at() -> None:
+def test_a_deletion_nobody_reported_is_swept_at_the_version_it_was_known_at() -> None:
     store, feed = synced_feed(0, 0)
     store.delete("Export-1")
     store.write("Export", "n0", 1)
@@ -615,7 +615,7 @@ def test_a_deletion_nobody_told_of_is_swept_at_the_version_it_was_known_at() -> 
     assert [mark.uid for mark in feed.stale_refs(marks)] == ["Export-3"]
 
 
-def test_what_is_not_known_is_told_from_what_is_known_as_it_was() -> None:
+def test_what_is_not_known_is_distinguished_from_what_is_known_as_it_was() -> None:
     store, feed = synced_feed(0)
     store.touch("Export-1")
     store.write("Export", "late", 0)
@@ -645,7 +645,7 @@ def test_an_object_without_a_spec_cannot_be_read_and_has_no_port() -> None:
     assert (event.key, event.path) == (None, "spec")
 
 
-def test_a_lost_feed_is_told_once_and_the_next_list_has_the_word() -> None:
+def test_a_lost_feed_is_reported_once_and_the_next_list_has_the_word() -> None:
     store, feed = synced_feed(0)
 
     assert feed.mark_lost("CrdMissing") == [FeedLost(kind="Export", reason="CrdMissing")]
@@ -655,7 +655,7 @@ def test_a_lost_feed_is_told_once_and_the_next_list_has_the_word() -> None:
     assert [(r.uid, version) for r, version in event.listed] == [("Export-1", 1)]
 
 
-def test_what_is_late_is_not_told() -> None:
+def test_what_is_late_is_not_reported() -> None:
     store, feed = synced_feed(0)
     early = [store.touch("Export-1")[1] for _ in range(2)]
     _, body = store.write("Export", "n0", 1)

@@ -94,7 +94,7 @@ def test_a_pod_finds_its_own_server(tmp_path: Path) -> None:
     assert Credentials(access).token() == "t"
 
 
-def test_a_pod_without_credentials_is_told_why(tmp_path: Path) -> None:
+def test_a_pod_without_credentials_learns_why(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="automountServiceAccountToken"):
         in_pod({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path)
 

@@ -28,7 +28,7 @@ def export(*readers: dict[str, Any], waiting: tuple[str, ...] = ()) -> dict[str,
 
 
 def test_each_route_is_in_one_state() -> None:
-    told = export(
+    reported = export(
         reader("slow", congestion=100, alive=False),
         reader("full", congestion=FULL_PERCENT),
         reader("away", alive=False, congestion=FULL_PERCENT - 1),
@@ -37,15 +37,15 @@ def test_each_route_is_in_one_state() -> None:
         waiting=("slow",),
     )
     reports = Reports()
-    reports.store(FEED, read_report(told, 100.0))
+    reports.store(FEED, read_report(reported, 100.0))
     assert reports.count_states(100.0) == {"waits": 1, "full": 1, "ended": 0, "away": 1, "reads": 2}
 
 
 def test_what_is_read_to_its_end_is_not_away() -> None:
-    told = export(reader("done", alive=False), reader("behind", alive=False, lagEpochs=1))
-    told["exports"]["trades"]["ended"] = True
+    reported = export(reader("done", alive=False), reader("behind", alive=False, lagEpochs=1))
+    reported["exports"]["trades"]["ended"] = True
     reports = Reports()
-    reports.store(FEED, read_report(told, 100.0))
+    reports.store(FEED, read_report(reported, 100.0))
     assert reports.count_states(100.0) == {"waits": 0, "full": 0, "ended": 1, "away": 1, "reads": 0}
 
 

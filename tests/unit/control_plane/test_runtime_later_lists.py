@@ -79,20 +79,20 @@ async def test_others_have_their_turn_and_find_a_whole_board(runtime: Runtime) -
     assert picture(board) == picture(expected().reader)
 
 
-async def test_what_is_as_it_was_is_told_to_nobody(runtime: Runtime) -> None:
+async def test_what_is_as_it_was_is_reported_to_nobody(runtime: Runtime) -> None:
     count = runtime.change_log.count
     await runtime.feed.load(listed(*STAYS, *CHANGES, *GOES, version=20))
 
     assert runtime.change_log.count == count
 
 
-async def test_all_changes_are_told_once(runtime: Runtime) -> None:
+async def test_all_changes_are_reported_once(runtime: Runtime) -> None:
     before = runtime.change_log.count
     await runtime.feed.load(LATER)
-    told = runtime.change_log.events_after(before, 10_000)
+    reported = runtime.change_log.events_after(before, 10_000)
 
-    assert told is not None
-    assert len([one for one in told if one.name == "export"]) == 3 * COUNT
+    assert reported is not None
+    assert len([one for one in reported if one.name == "export"]) == 3 * COUNT
 
 
 @pytest.mark.parametrize("turns", range(0, 8 * COUNT, 41))

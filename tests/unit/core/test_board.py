@@ -283,7 +283,7 @@ def test_an_import_is_accepted_once_its_text_is_right() -> None:
     assert StatusChanged(kind="Import", uid="i") in actions
 
 
-def test_what_a_board_begins_with_is_told_all_even_of_what_is_merely_accepted() -> None:
+def test_what_a_board_begins_with_is_reported_all_even_of_what_is_merely_accepted() -> None:
     lonely = export_of(uid="x", properties={"kind": "nobody wants this"})
     board = Board()
     board.handle(Synced(kind="Export", listed=((lonely, 1),), version=1))
@@ -333,7 +333,7 @@ def test_a_pe_is_forgotten_when_it_is_withdrawn() -> None:
     assert board.reader.view(FEED) is None
 
 
-def test_a_withdrawal_that_is_told_again_does_not_forget_a_pe_that_came_back() -> None:
+def test_a_withdrawal_that_is_reported_again_does_not_forget_a_pe_that_came_back() -> None:
     board, export = board_of(), export_of()
     withdrawn = PeWithdrawn(pe=FEED, version=5)
     board.handle(withdrawn)
@@ -455,7 +455,7 @@ def test_what_cannot_be_read_is_there_until_it_is_removed_or_left_out_of_a_list(
     assert board.reader.status("Export", "g") is not None
 
 
-def test_a_name_that_is_given_anew_ends_what_could_not_be_read() -> None:
+def test_a_name_that_is_given_again_ends_what_could_not_be_read() -> None:
     board = board_of()
     board.handle(unreadable("e", 11))
     board.handle(ExportApplied(export=replace(export_of(uid="f"), name="trades"), version=12))

@@ -83,7 +83,7 @@ def step(board: Board, dice: random.Random, version: int) -> list[Action]:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_whoever_hears_what_moved_knows_all_routes(seed: int) -> None:
+def test_anyone_who_hears_what_moved_knows_all_routes(seed: int) -> None:
     dice, board, follower = random.Random(seed), board_of(version=1), Follower()
     for version in range(2, 60):
         follower.hear(step(board, dice, version))
@@ -124,9 +124,9 @@ def test_one_of_many_that_comes_or_goes_costs_the_other_side_one_route(
 
     marked = view._digest_to_int
 
-    def mark(told: list[str | None]) -> int:
-        made.append(str(told[1]))
-        return marked(told)
+    def mark(reported: list[str | None]) -> int:
+        made.append(str(reported[1]))
+        return marked(reported)
 
     monkeypatch.setattr(view, "_digest_to_int", mark)
     for name in ("_build_export_routes", "_build_import_routes"):
@@ -135,12 +135,12 @@ def test_one_of_many_that_comes_or_goes_costs_the_other_side_one_route(
     gone = wide.handle(ExportRemoved(uid=exporters[7].uid, version=11))
 
     assert made == ["new", "x-feed/trades", "i-alerts/trades", "x-b7/p"]
-    (told,) = [a for a in come if isinstance(a, RoutesChanged) and a.pe == pe("feed")]
-    assert [one.new and one.new.import_uid for one in told.route_changes] == ["new"]
+    (reported,) = [a for a in come if isinstance(a, RoutesChanged) and a.pe == pe("feed")]
+    assert [one.new and one.new.import_uid for one in reported.route_changes] == ["new"]
     assert {a.pe for a in gone if isinstance(a, RoutesChanged)} == {pe("b7"), pe("alerts")}
 
 
-def test_a_status_that_is_the_usual_one_is_told_once() -> None:
+def test_a_status_that_is_the_usual_one_is_reported_once() -> None:
     board = board_of(version=1)
     export = export_of(uid="x", properties={"kind": "nobody wants this"})
     first = board.handle(ExportApplied(export=export, version=2))

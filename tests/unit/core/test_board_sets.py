@@ -70,7 +70,7 @@ def filled(held: list[Resource]) -> Board:
     return board
 
 
-def told(actions: list[Action]) -> list[tuple[PeKey, str | None]]:
+def reported(actions: list[Action]) -> list[tuple[PeKey, str | None]]:
     return [(one.pe, one.version) for one in actions if isinstance(one, RoutesChanged)]
 
 
@@ -89,7 +89,7 @@ def test_a_set_of_changes_at_once_ends_in_the_board_of_the_changes_one_by_one(
 
 @settings(deadline=None, max_examples=300)
 @given(held=st.lists(resources(), max_size=8), changes=events())
-def test_of_a_set_only_the_end_is_told_and_to_each_once(
+def test_of_a_set_only_the_end_is_reported_and_to_each_once(
     held: list[Resource], changes: list[BoardEvent]
 ) -> None:
     board = filled(held)
@@ -104,13 +104,13 @@ def test_of_a_set_only_the_end_is_told_and_to_each_once(
         or (known := before.get(key)) is None
         or known.version != view.version
     }
-    assert sorted(told(actions)) == sorted(changed.items())
+    assert sorted(reported(actions)) == sorted(changed.items())
     hinted = [one.pe for one in actions if isinstance(one, HintAction)]
     assert len(hinted) == len(set(hinted))
     assert set(hinted) <= changed.keys()
 
 
-def test_a_route_whose_two_ends_change_together_is_in_every_view_that_is_told() -> None:
+def test_a_route_whose_two_ends_change_together_is_in_every_view_that_is_reported() -> None:
     changes: list[BoardEvent] = [
         ExportApplied(export=export_of(properties={"type": "trade"}), version=11),
         ImportApplied(import_=import_of(subscription='type == "trade"'), version=12),
@@ -119,7 +119,7 @@ def test_a_route_whose_two_ends_change_together_is_in_every_view_that_is_told() 
     for name in ("single", "together"):
         board, seen = board_of(export_of(), import_of()), []
         for part in [changes] if name == "together" else [[change] for change in changes]:
-            for key, _ in told(board.handle_all(part)):
+            for key, _ in reported(board.handle_all(part)):
                 view = board.reader.view(key)
                 assert view is not None
                 seen.append([len(port.routes) for port in view.exports.values()])

@@ -58,7 +58,7 @@ def test_what_was_dropped_by_agreement_before_is_no_loss() -> None:
     assert (plan.from_, plan.dropped, plan.lost) == (5, (1, 10), (3, 30))
 
 
-def test_planned_epochs_that_are_gone_are_told_by_range() -> None:
+def test_planned_epochs_that_are_gone_are_reported_by_range() -> None:
     made = ledger(max_bytes=100, grace=10)
     put(made, "A", 4)
     made.planner.plan(ask(lease=5), 0)
@@ -135,7 +135,7 @@ def test_what_cannot_be_read_is_gone_like_what_was_removed() -> None:
     assert find_missing(made.streams, {"A": (5, 6)}, broken=broken) == {}
 
 
-def test_what_was_left_out_before_stays_left_out_and_is_told_alike() -> None:
+def test_what_was_left_out_before_stays_left_out_and_is_reported_alike() -> None:
     made = ledger()
     put(made, "A", 6)
     before: dict[str, list[MissingRange]] = {"A": [(1, 3, 7)], "B": [(0, 2, None)]}

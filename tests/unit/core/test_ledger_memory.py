@@ -39,7 +39,7 @@ def test_what_readers_have_finished_takes_no_room_in_memory() -> None:
     assert retained(made) == list(range(95, 100))
 
 
-def test_a_reader_that_drops_loses_the_oldest_and_is_told() -> None:
+def test_a_reader_that_drops_loses_the_oldest_and_is_informed() -> None:
     made = of_tiny_epochs("drop")
     for _ in range(100):
         put(made, "A", 1, memory=1000)

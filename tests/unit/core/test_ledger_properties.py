@@ -299,9 +299,9 @@ class Claims(RuleBasedStateMachine):
             if query.strict:
                 assert missing == 0
             if query.subscribed:
-                told = end.dropped.values()
-                assert missing == sum(n for n, _ in told)
-                assert missing_rows == sum(n for _, n in told)
+                reported = end.dropped.values()
+                assert missing == sum(n for n, _ in reported)
+                assert missing_rows == sum(n for _, n in reported)
 
     def _passed(self, query: Query, end: Offset) -> list[tuple[int, list[tuple[int, int]]]]:
         """Return the query's own epochs below its position, by stream."""
@@ -321,7 +321,7 @@ class Claims(RuleBasedStateMachine):
         return result
 
     @invariant()
-    def a_full_log_names_somebody(self) -> None:
+    def a_full_log_names_a_reader(self) -> None:
         holders = self.ledger.retention.blocking_readers(self.now)
         assert bool(holders) == (
             self.ledger.retention.held_bytes(self.now) >= self.ledger.retention.limits.max_bytes

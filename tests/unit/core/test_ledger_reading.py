@@ -163,7 +163,7 @@ def test_positions_of_other_exports_are_passed_over() -> None:
     assert planned(made.planner.plan(ask({"elsewhere": 70}), 0)) == {"A": (0, 2)}
 
 
-def test_acknowledged_epochs_are_told_once() -> None:
+def test_acknowledged_epochs_are_reported_once() -> None:
     made = ledger()
     put(made, "A", 3)
     made.planner.plan(ask(), 0)
@@ -236,7 +236,7 @@ def test_a_reader_that_is_known_stays_when_it_is_refused() -> None:
     assert made.retention.held_bytes(0) == 200
 
 
-def test_a_wait_reader_away_for_longer_than_grace_is_told_of_its_loss() -> None:
+def test_a_wait_reader_away_for_longer_than_grace_is_informed_of_its_loss() -> None:
     made = ledger(max_bytes=150, grace=10)
     put(made, "A", 3)
     made.planner.plan(ask(lease=5, budget=100), 0)
@@ -250,7 +250,7 @@ def test_a_wait_reader_away_for_longer_than_grace_is_told_of_its_loss() -> None:
     assert (caught.value.first, caught.value.last) == (1, 5)
 
 
-def test_a_reader_of_a_drained_and_removed_stream_is_still_told_of_its_loss() -> None:
+def test_a_reader_of_a_drained_and_removed_stream_is_still_informed_of_its_loss() -> None:
     made = ledger(max_bytes=100, grace=10)
     put(made, "A", 3)
     made.planner.plan(ask(lease=5, budget=100), 0)

@@ -12,7 +12,7 @@ JOB, NAMESPACE = "default/alerts", "default"
 
 
 @pytest.mark.parametrize("named", [IMPORT, JOB, NAMESPACE])
-def test_a_revoked_import_loses_its_plan_and_is_told(named: str) -> None:
+def test_a_revoked_import_loses_its_plan_and_is_informed(named: str) -> None:
     made = ledger(max_bytes=100)
     put(made, "A", 3)
     made.planner.plan(ask(), 0)

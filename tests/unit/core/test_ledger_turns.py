@@ -38,7 +38,7 @@ def test_only_those_are_turned_that_leave_no_room_the_slowest_first() -> None:
     assert turned(made) == [SLOW, SLOWER]
 
 
-def test_who_is_turned_drops_the_oldest_it_has_not_planned_and_is_told() -> None:
+def test_who_is_turned_drops_the_oldest_it_has_not_planned_and_is_informed() -> None:
     made = full()
     made.retention.demote_slowest(0)
     put(made, "A", 1)

@@ -279,16 +279,16 @@ def test_a_subscription_that_some_export_fits_is_left_alone(subscription: str) -
     assert of_import(*TRADES, import_of(subscription=subscription)) == []
 
 
-def test_each_side_of_an_or_is_told_if_both_are_impossible() -> None:
-    told = of_import(*TRADES, import_of(subscription='kind == "a" || kind == "b"'))
+def test_each_side_of_an_or_is_reported_if_both_are_impossible() -> None:
+    reported = of_import(*TRADES, import_of(subscription='kind == "a" || kind == "b"'))
 
-    assert [code for code, _ in told] == ["ValueNeverOffered"] * 2
+    assert [code for code, _ in reported] == ["ValueNeverOffered"] * 2
 
 
 def test_a_scope_that_nobody_exports_in_is_found() -> None:
-    told = of_import(*TRADES, import_of(applicationScope="Lab"))
+    reported = of_import(*TRADES, import_of(applicationScope="Lab"))
 
-    assert told == [
+    assert reported == [
         (
             "ScopeUnknown",
             "nothing in the scope Lab may be imported from the namespace default; exports are in "
@@ -335,26 +335,26 @@ def test_filters_that_forbid_every_row_are_found() -> None:
 
 
 def test_an_import_that_only_its_filter_keeps_from_all_exports_is_found() -> None:
-    told = of_import(
+    reported = of_import(
         export_of("a/p", allowFilter=False),
         export_of("b/p", allowFilter=False),
         import_of(filter="price > 1.0"),
     )
 
-    assert told == [
+    assert reported == [
         ("FilterForbidden", "2 exports would match, except for FilterForbidden; no other does")
     ]
 
 
 def test_columns_of_several_types_in_what_one_import_gets_are_found() -> None:
-    told = of_import(
+    reported = of_import(
         export_of("a/p", schema=PRICE),
         export_of("b/p", schema=[{"name": "price", "type": "bigint"}]),
         export_of("c/p", schema=[{"name": "price", "type": "bigint"}]),
         import_of(),
     )
 
-    assert told == [
+    assert reported == [
         (
             "ColumnTypesDiffer",
             "column `price` is bigint in 2 exports and double in 1 that it imports",
@@ -388,29 +388,29 @@ def test_a_property_of_several_types_is_found_with_the_counts() -> None:
 
 
 def test_exports_that_nobody_imports_are_found() -> None:
-    told = found(export_of(), export_of("b/p", properties={}), export_of("c/p"), import_of())
+    reported = found(export_of(), export_of("b/p", properties={}), export_of("c/p"), import_of())
 
-    assert [(one.code, one.resource, one.message) for one in told] == [
+    assert [(one.code, one.resource, one.message) for one in reported] == [
         (
             "NobodyImports",
             "export default/b/0/p",
             "its properties are empty, which matches nothing",
         )
     ]
-    assert render_findings(told, 1).splitlines() == [
+    assert render_findings(reported, 1).splitlines() == [
         "NobodyImports: export default/b/0/p: its properties are empty, which matches nothing",
         "1 finding",
     ]
 
 
 def test_resources_that_hold_no_port_are_found_and_offer_nothing() -> None:
-    told = found(
+    reported = found(
         export_of(uid="a", created=1.0),
         export_of(uid="b", created=2.0, properties={"kind": "quote"}),
         import_of(subscription='kind == "quote"'),
     )
 
-    assert [one.code for one in told] == ["ValueNeverOffered", "NobodyImports", "PortTaken"]
+    assert [one.code for one in reported] == ["ValueNeverOffered", "NobodyImports", "PortTaken"]
 
 
 def test_nothing_is_found_where_all_is_well() -> None:

@@ -47,7 +47,7 @@ def ring(*jobs: str) -> list[Resource]:
     return made
 
 
-def told(board: Board, *resources: Resource) -> set[str]:
+def reported(board: Board, *resources: Resource) -> set[str]:
     """Return the resources that a status says to be in a ring."""
     kinds = {True: "Export", False: "Import"}
     return {
@@ -58,11 +58,11 @@ def told(board: Board, *resources: Resource) -> set[str]:
 
 
 @pytest.mark.parametrize("jobs", ["ab", "abc", "abcde"])
-def test_a_ring_is_told_at_each_of_its_resources_with_all_routes(jobs: str) -> None:
+def test_a_ring_is_reported_at_each_of_its_resources_with_all_routes(jobs: str) -> None:
     made = ring(*jobs)
     aside: list[Resource] = [reads("x", "of-a"), sends("y", "of-y"), reads("a", "of-y")]
     board = board_of(*made, *aside)
-    assert told(board, *made, *aside) == {r.uid for r in made}
+    assert reported(board, *made, *aside) == {r.uid for r in made}
     status = board.reader.status("Export", "x-a/of-a")
     assert status is not None
     assert "default/a/0/of-a waits for default/b/0/of-a" in status.ring
@@ -87,9 +87,9 @@ def test_a_ring_is_none_while_one_of_its_exports_does_not_wait_and_is_one_again(
     assert isinstance(whole, Export)
     other = export_of("b/of-b", **{"properties": {"kind": "of-b"}, **change})
     board.handle(ExportApplied(export=replace(other, uid=whole.uid, generation=2), version=11))
-    assert told(board, *made) == set()
+    assert reported(board, *made) == set()
     actions = board.handle(ExportApplied(export=replace(whole, generation=3), version=12))
-    assert told(board, *made) == {r.uid for r in made}
+    assert reported(board, *made) == {r.uid for r in made}
     looked_at = {a.uid for a in actions if isinstance(a, StatusChanged)}
     assert looked_at >= {r.uid for r in made}
 
@@ -99,21 +99,21 @@ def test_an_import_that_drops_ends_a_ring_and_so_does_one_that_goes() -> None:
     board = board_of(*made)
     dropping = reads("a", "of-b", onCongestion="drop")
     board.handle(ImportApplied(import_=replace(dropping, generation=2), version=11))
-    assert told(board, *made) == set()
+    assert reported(board, *made) == set()
     waiting = made[1]
     assert isinstance(waiting, Import)
     board.handle(ImportApplied(import_=replace(waiting, generation=3), version=12))
-    assert told(board, *made) == {r.uid for r in made}
+    assert reported(board, *made) == {r.uid for r in made}
     board.handle(ImportRemoved(uid=waiting.uid, version=13))
-    assert told(board, *made) == set()
+    assert reported(board, *made) == set()
 
 
 def test_of_two_rings_that_meet_one_stays_when_the_other_ends() -> None:
     made = [*ring("a", "b"), sends("c", "of-c"), reads("c", "of-a"), reads("a", "of-c")]
     board = board_of(*made)
-    assert len(told(board, *made)) == len(made)
+    assert len(reported(board, *made)) == len(made)
     board.handle(ExportRemoved(uid="x-b/of-b", version=11))
-    assert told(board, *made) == {"x-a/of-a", "x-c/of-c", "i-c/of-a", "i-a/of-c"}
+    assert reported(board, *made) == {"x-a/of-a", "x-c/of-c", "i-c/of-a", "i-a/of-c"}
 
 
 def test_a_job_that_reads_itself_is_no_ring_of_jobs() -> None:

@@ -275,7 +275,7 @@ def proposed(*puts: Resource, deletes: tuple[Removal, ...] = ()) -> Proposal:
     return Proposal(puts=tuple(replace(r, uid="") for r in puts), deletes=deletes)
 
 
-def test_a_forecast_is_told_line_by_line() -> None:
+def test_a_forecast_is_reported_line_by_line() -> None:
     board = board_of(
         export_of("feed/trades"),
         export_of("old/trades"),
@@ -353,7 +353,7 @@ def test_a_name_of_another_port_is_refused() -> None:
     assert [(p.code, p.refused) for p in found.problems] == [("NameTaken", True)]
 
 
-def test_a_forecast_can_be_ended_and_is_told_how_many_routes_there_are() -> None:
+def test_a_forecast_can_be_ended_and_learns_how_many_routes_there_are() -> None:
     board = board_of(*(export_of(f"x{n}/p") for n in range(5)))
     wants = proposed(*(import_of(f"i{n}/p") for n in range(3)))
     seen: list[int] = []

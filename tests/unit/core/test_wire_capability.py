@@ -75,7 +75,7 @@ def unsigned(body: bytes) -> str:
         (token(), {"now": 1000.0}, "expired"),
     ],
 )
-def test_each_bad_capability_is_told_apart(
+def test_each_bad_capability_is_distinguished(
     text: str | None, changed: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(CapabilityError) as caught:
@@ -101,7 +101,7 @@ def test_a_capability_ends_one_to_two_days_later_at_one_moment_for_a_day() -> No
     assert compute_expiry(noon + 12 * 3600) == noon + DAY_S // 2 + 2 * DAY_S
 
 
-def test_its_end_is_told_without_the_key() -> None:
+def test_its_end_is_reported_without_the_key() -> None:
     assert claimed_expiry(token(b"another" * 5, 1234)) == 1234
     assert claimed_expiry(token(expires=None)) is None
     for text in ("", "x", "a.b", token()[3:]):

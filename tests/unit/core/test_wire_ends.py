@@ -20,33 +20,35 @@ PORTS = st.sets(st.from_regex(r"[A-Za-z_][-A-Za-z0-9_]{0,62}", fullmatch=True), 
 
 
 @given(ports=PORTS)
-def test_what_is_told_fits_and_says_nothing_wrong(ports: set[str]) -> None:
+def test_what_is_reported_fits_and_says_nothing_wrong(ports: set[str]) -> None:
     text = encode(make_ended_exports(ports))
-    told = decode(text)
+    reported = decode(text)
 
     assert len(text) <= MAX_LENGTH
-    assert told.ports <= ports
-    assert told.more == (told.ports != ports)
-    assert {told.has_ended(port) for port in ports} <= ({True, None} if told.more else {True})
-    assert encode(told) == text
+    assert reported.ports <= ports
+    assert reported.more == (reported.ports != ports)
+    assert {reported.has_ended(port) for port in ports} <= (
+        {True, None} if reported.more else {True}
+    )
+    assert encode(reported) == text
 
 
 def test_of_very_many_the_first_are_named_and_of_the_others_nothing_is_said() -> None:
-    told = decode(encode(make_ended_exports(f"p{n:062}" for n in range(1_024))))
+    reported = decode(encode(make_ended_exports(f"p{n:062}" for n in range(1_024))))
     short = encode(make_ended_exports(f"p{n}" for n in range(1_024)))
 
-    assert len(told.ports) == 31
+    assert len(reported.ports) == 31
     assert MAX_LENGTH - 10 < len(short) <= MAX_LENGTH
-    assert told.has_ended(f"p{0:062}")
-    assert told.has_ended(f"p{1_000:062}") is None
-    assert told.has_ended("other") is None
+    assert reported.has_ended(f"p{0:062}")
+    assert reported.has_ended(f"p{1_000:062}") is None
+    assert reported.has_ended("other") is None
 
 
 def test_of_one_that_is_not_among_few_it_is_said_that_it_goes_on() -> None:
-    told = decode("trades, quotes")
+    reported = decode("trades, quotes")
 
-    assert told == EndedExports(ports=frozenset({"trades", "quotes"}))
-    assert told.has_ended("news") is False
+    assert reported == EndedExports(ports=frozenset({"trades", "quotes"}))
+    assert reported.has_ended("news") is False
 
 
 @pytest.mark.parametrize("text", ["", " "])

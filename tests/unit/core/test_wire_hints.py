@@ -70,7 +70,7 @@ def test_noise_is_refused(datagram: bytes) -> None:
         (encode(KEY, "default/other/0", "abc123", (7, 9)), "not for default/alerts/0"),
     ],
 )
-def test_each_bad_datagram_is_told_apart(datagram: bytes, word: str) -> None:
+def test_each_bad_datagram_is_distinguished(datagram: bytes, word: str) -> None:
     with pytest.raises(HintError, match=word):
         decode(KEY, datagram, AGENT)
 

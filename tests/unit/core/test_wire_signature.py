@@ -30,8 +30,8 @@ REQUEST: dict[str, Any] = {"method": "PUT", "path": "/api/x?namespace=jobs", "bo
 
 
 def header(key: bytes = KEY, **changed: Any) -> str:
-    told = {"agent": AGENT, "instance": "0123456789abcdef", "time_us": MADE_US, **REQUEST}
-    return sign(key, **{**told, **changed})
+    reported = {"agent": AGENT, "instance": "0123456789abcdef", "time_us": MADE_US, **REQUEST}
+    return sign(key, **{**reported, **changed})
 
 
 def reason(text: str, now: float = MADE, **changed: Any) -> str:

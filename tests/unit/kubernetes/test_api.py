@@ -117,7 +117,7 @@ async def test_a_server_that_is_not_there_is_unreachable() -> None:
     await api.close()
 
 
-async def test_a_token_that_cannot_be_read_is_told_as_such(tmp_path: Path) -> None:
+async def test_a_token_that_cannot_be_read_is_reported_as_such(tmp_path: Path) -> None:
     async def handler(_: web.Request) -> web.Response:
         return web.Response()
 

@@ -52,7 +52,7 @@ def status_of(status: Status, shown: PublishedStatus = NOTHING_PUBLISHED) -> dic
     return found
 
 
-def told(before: Status | None, after: Status) -> list[tuple[str, str]]:
+def reported(before: Status | None, after: Status) -> list[tuple[str, str]]:
     shown = NOTHING_PUBLISHED if before is None else read_published(status_of(before))
     status = status_of(after, shown)
     write = StatusWrite(
@@ -78,10 +78,10 @@ def told(before: Status | None, after: Status) -> list[tuple[str, str]]:
         (replace(MATCHED, ring="a waits for b"), MATCHED, []),
     ],
 )
-def test_each_transition_is_told_and_nothing_else(
+def test_each_transition_is_reported_and_nothing_else(
     before: Status | None, after: Status, notes: list[tuple[str, str]]
 ) -> None:
-    assert told(before, after) == notes
+    assert reported(before, after) == notes
 
 
 def test_the_event_of_a_connection_names_the_other_ends() -> None:

@@ -58,7 +58,7 @@ def runs(folder: Path) -> int:
     return len(list(folder.glob("run-*")))
 
 
-def test_the_program_of_a_kubeconfig_gives_the_token_and_is_told_the_cluster(
+def test_the_program_of_a_kubeconfig_gives_the_token_and_learns_the_cluster(
     tmp_path: Path,
 ) -> None:
     access = from_kubeconfig(config(tmp_path, program(tmp_path)))
@@ -66,9 +66,9 @@ def test_the_program_of_a_kubeconfig_gives_the_token_and_is_told_the_cluster(
     found = Credentials(ChildConfig.decode(config_line).access)
 
     assert [found.token() for _ in range(3)] == ["token-0"] * 3
-    told = json.loads((tmp_path / "run-0").read_text())
-    assert (told["apiVersion"], told["region"]) == (V1, "x")
-    assert told["spec"] == {"interactive": False, "cluster": {"server": "https://api:6443"}}
+    reported = json.loads((tmp_path / "run-0").read_text())
+    assert (reported["apiVersion"], reported["region"]) == (V1, "x")
+    assert reported["spec"] == {"interactive": False, "cluster": {"server": "https://api:6443"}}
 
 
 def test_a_token_is_replaced_before_it_ends(tmp_path: Path) -> None:

@@ -50,9 +50,9 @@ class Bench:
             raise ApiUnreachableError("connection refused")
         spec = call.body["spec"]
         if "token" not in spec:
-            told = spec["resourceAttributes"]
-            ask = f"{told['verb']} {told['resource']}"
-            part = told.get("subresource")
+            reported = spec["resourceAttributes"]
+            ask = f"{reported['verb']} {reported['resource']}"
+            part = reported.get("subresource")
             allowed = (f"{ask}/{part}" if part else ask) in self.granted
             return Answer(status=201, body={"status": {"allowed": allowed}})
         users: dict[str, Any] = {
@@ -138,7 +138,7 @@ def test_a_person_comes_by_the_clusters_rules_and_not_as_the_job() -> None:
     assert not admitted.is_own_job
 
 
-def test_who_has_no_right_is_refused_and_told_which_would_do() -> None:
+def test_who_has_no_right_is_refused_and_learns_which_would_do() -> None:
     error = Bench().refusal(f"Bearer {ANN}", "PUT", FILTER)
 
     assert (error.status, error.code) == (403, "NotYours")

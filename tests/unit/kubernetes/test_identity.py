@@ -251,12 +251,12 @@ def test_what_may_be_a_token_is_let_in_by_the_api_server_alone(token: str) -> No
     assert len(bench.api.calls) == 1
 
 
-def test_only_a_token_that_was_never_good_is_told_of_before_its_review() -> None:
+def test_only_a_token_that_was_never_good_is_reported_before_its_review() -> None:
     bench = Bench(good)
-    told: list[str] = []
+    reported: list[str] = []
 
     async def show(token: str) -> None:
-        await bench.reviews.review_token(token, lambda: told.append(token))
+        await bench.reviews.review_token(token, lambda: reported.append(token))
         await asyncio.sleep(REVIEW_TTL_S + 1)
 
     async def main() -> None:
@@ -271,7 +271,7 @@ def test_only_a_token_that_was_never_good_is_told_of_before_its_review() -> None
     run(main())
 
     assert len(bench.api.calls) == 4 + 2
-    assert told == [jwt(sub="a")] * 3
+    assert reported == [jwt(sub="a")] * 3
 
 
 def test_what_stops_a_review_is_no_answer_and_is_not_kept() -> None:
@@ -309,9 +309,11 @@ def test_a_token_that_does_not_say_when_it_ends_says_nothing(token: str) -> None
 
 def rbac(*granted: AccessRequest) -> Callable[[Call], Answer]:
     def answer(call: Call) -> Answer:
-        told = call.body["spec"]["resourceAttributes"]
+        reported = call.body["spec"]["resourceAttributes"]
         ask = AccessRequest(
-            verb=told["verb"], resource=told["resource"], subresource=told.get("subresource", "")
+            verb=reported["verb"],
+            resource=reported["resource"],
+            subresource=reported.get("subresource", ""),
         )
         return Answer(status=201, body={"status": {"allowed": ask in granted}})
 
@@ -406,10 +408,10 @@ class Door:
         )
 
     def caller(self, *headers: str, method: str = "PUT", body: bytes = b"{}") -> Caller:
-        async def told() -> bytes:
+        async def reported() -> bytes:
             return body
 
-        return run(self.identities.authenticate(headers, method=method, path=PATH, body=told))
+        return run(self.identities.authenticate(headers, method=method, path=PATH, body=reported))
 
     def refusal(self, *headers: str, **more: Any) -> RequestError:
         with pytest.raises(RequestError) as raised:
@@ -458,7 +460,7 @@ def test_a_wrong_signature_is_refused(header: str, more: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("headers", [(), ("Basic abc",), ("Bearer ",), ("Bearer a", "Bearer b")])
-def test_who_shows_nothing_is_told_what_is_wanted(headers: tuple[str, ...]) -> None:
+def test_who_shows_nothing_learns_what_is_wanted(headers: tuple[str, ...]) -> None:
     error = Door().refusal(*headers)
 
     assert error.code == "TokenMissing"

@@ -13,10 +13,10 @@ from streambroker_operator.kubernetes.client.watch_client import ApiClient, ApiE
 from streambroker_operator.kubernetes.watch.informer import KindFeed
 
 
-async def test_the_last_reason_is_the_one_that_is_told_and_followers_end_once() -> None:
-    told: list[BoardEvent] = []
+async def test_the_last_reason_is_the_one_that_is_reported_and_followers_end_once() -> None:
+    reported: list[BoardEvent] = []
     client = ApiClient(Access(server="http://127.0.0.1:1"))
-    feed = KindFeed(client, RULE, (), told.append)
+    feed = KindFeed(client, RULE, (), reported.append)
     lost: list[str] = []
     feed.on_lost = lambda: lost.append(feed.reason)
 
@@ -26,7 +26,7 @@ async def test_the_last_reason_is_the_one_that_is_told_and_followers_end_once() 
 
     assert feed.reason == "CrdMissing"
     assert lost == ["Forbidden"]
-    assert told == []
+    assert reported == []
 
 
 async def test_one_line_says_that_a_kind_is_followed_again(

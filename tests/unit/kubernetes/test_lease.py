@@ -18,11 +18,11 @@ class Bench:
     def __init__(self) -> None:
         self.server = LeaseServer()
         self.api = FakeApi(self.server.handle)
-        self.told: list[tuple[str, bool, float]] = []
+        self.reported: list[tuple[str, bool, float]] = []
 
     def candidate(self, name: str) -> Lease:
         def changed(leads: bool) -> None:
-            self.told.append((name, leads, asyncio.get_running_loop().time()))
+            self.reported.append((name, leads, asyncio.get_running_loop().time()))
 
         return Lease(
             self.api,
@@ -33,7 +33,7 @@ class Bench:
         )
 
     def leaders(self) -> list[tuple[str, bool]]:
-        return [(name, leads) for name, leads, _ in self.told]
+        return [(name, leads) for name, leads, _ in self.reported]
 
 
 def test_the_first_makes_the_lease_and_keeps_it() -> None:
@@ -87,7 +87,7 @@ def test_a_server_that_is_away_ends_leading_and_nothing_else() -> None:
     run(main(), lease.run())
 
     assert bench.leaders() == [("a", True), ("a", False), ("a", True)]
-    assert 17.0 <= bench.told[1][2] <= 19.0
+    assert 17.0 <= bench.reported[1][2] <= 19.0
 
 
 def test_a_request_that_hangs_ends_leading_in_time() -> None:
@@ -102,7 +102,7 @@ def test_a_request_that_hangs_ends_leading_in_time() -> None:
     run(main(), lease.run())
 
     assert bench.leaders() == [("a", True), ("a", False)]
-    assert 17.0 <= bench.told[1][2] <= 19.0
+    assert 17.0 <= bench.reported[1][2] <= 19.0
 
 
 def test_an_answer_that_got_lost_costs_one_turn() -> None:
@@ -155,7 +155,7 @@ def test_who_ends_in_order_lets_others_lead_within_three_seconds() -> None:
     released = run(main())
 
     assert bench.leaders() == [("a", True), ("a", False), ("b", True)]
-    assert bench.told[2][2] - released <= 3.0
+    assert bench.reported[2][2] - released <= 3.0
     assert bench.server.lease is not None
     assert bench.server.lease["leaseTransitions"] == 1
 
@@ -183,7 +183,7 @@ def test_who_is_killed_is_followed_within_sixteen_seconds_at_the_worst(
 
         killed = run(main())
         assert ("b", True) in bench.leaders()
-        return bench.told[-1][2] - killed
+        return bench.reported[-1][2] - killed
 
     found = [took(0.1 * begins, 20.05 + 0.3 * n) for begins in range(1, 21) for n in range(8)]
 
@@ -256,7 +256,7 @@ def test_what_is_no_lease_is_never_written_over() -> None:
     assert {call.method for call in api.calls} == {"GET"}
 
 
-def test_a_refusal_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     api = FakeApi(lambda call: Answer(status=403, body={"message": "forbidden"}))
     lease = Lease(api, namespace="streams", name="streambroker", identity="a")
 
@@ -269,5 +269,5 @@ def test_a_refusal_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_two_processes_of_one_host_are_told_apart() -> None:
+def test_two_processes_of_one_host_are_distinguished() -> None:
     assert new_identity("broker-0") != new_identity("broker-0")

@@ -16,7 +16,7 @@ def test_who_is_silent_for_ten_minutes_is_forgotten_once() -> None:
     assert left.collect([], SILENT_S + 60) == []
 
 
-def test_who_says_something_begins_anew() -> None:
+def test_who_says_something_begins_again() -> None:
     left = PeGarbage()
     left.collect([(A, "10:00"), (B, "10:00")], 0.0)
     assert left.collect([(A, "10:05"), (B, "10:00")], 300.0) == []
@@ -24,7 +24,7 @@ def test_who_says_something_begins_anew() -> None:
     assert left.collect([(A, "10:05")], 300.0 + SILENT_S) == [A]
 
 
-def test_who_has_resources_in_between_begins_anew() -> None:
+def test_who_has_resources_in_between_begins_again() -> None:
     left = PeGarbage()
     left.collect([(A, None)], 0.0)
     left.collect([], 300.0)

@@ -54,7 +54,7 @@ def values(metrics: Metrics) -> dict[str, float]:
     return found
 
 
-def test_what_is_read_is_told_under_its_name() -> None:
+def test_what_is_read_is_reported_under_its_name() -> None:
     found = values(Metrics(lambda: FULL))
 
     assert found["streambroker_build_info{version=0.1.0}"] == 1
@@ -71,7 +71,7 @@ def test_what_is_read_is_told_under_its_name() -> None:
     assert found["process_resident_memory_bytes{}"] > 0
 
 
-def test_what_is_counted_here_is_told_as_histograms() -> None:
+def test_what_is_counted_here_is_reported_as_histograms() -> None:
     metrics = Metrics(lambda: FULL)
     metrics.observe_match(0.002)
     metrics.observe_applied(0.04)
@@ -103,7 +103,7 @@ def test_all_that_is_written_in_the_cluster_is_counted() -> None:
     assert found["lease", "done"] == 5
 
 
-def test_what_has_not_happened_yet_is_told_as_nothing() -> None:
+def test_what_has_not_happened_yet_is_reported_as_nothing() -> None:
     found = values(Metrics(lambda: BrokerGauges(release="0.1.0")))
 
     assert found["streambroker_api_writes_total{object=spec,result=refused}"] == 0

@@ -244,7 +244,7 @@ async def test_an_agent_is_written_into_the_status_once() -> None:
     assert store.owner(pe("alerts")) == "spark"
 
 
-async def test_a_job_of_another_account_is_refused_whoever_wrote_that() -> None:
+async def test_a_job_of_another_account_is_refused_whatever_wrote_that() -> None:
     api = Scripted(status={"serviceAccount": "spark"})
     store = store_of(api)
     for _ in range(2):
@@ -254,7 +254,9 @@ async def test_a_job_of_another_account_is_refused_whoever_wrote_that() -> None:
     assert api.bodies == []
 
 
-async def test_a_registration_that_reached_only_some_of_its_resources_is_told_by_the_feed() -> None:
+async def test_a_registration_that_reached_only_some_of_its_resources_is_reported_by_the_feed() -> (
+    None
+):
     more = replace(import_of("alerts/more", uid="j"), name="alerts")
     api = Scripted()
     store = store_of(api, board_of(ALERTS, more))
@@ -271,7 +273,7 @@ async def test_a_registration_that_reached_only_some_of_its_resources_is_told_by
     assert agent.registration == registration()
 
 
-async def test_a_resource_that_comes_after_its_agent_is_told_of_it() -> None:
+async def test_a_resource_that_comes_after_its_agent_learns_of_it() -> None:
     api = Scripted()
     board = board_of()
     store = store_of(api, board)
@@ -304,7 +306,7 @@ class Refusing(Scripted):
         return Answer(status=200, body=self.one(name, call.body["status"]))
 
 
-async def test_a_resource_that_cannot_be_told_of_its_agent_holds_no_other_up() -> None:
+async def test_a_resource_that_cannot_learn_of_its_agent_holds_no_other_up() -> None:
     api, board = Refusing(), board_of()
     store = store_of(api, board)
     for job in ("alerts", "zebra"):

@@ -50,13 +50,13 @@ def test_each_path_of_the_description_has_a_rule_and_no_other_has() -> None:
 
 def test_the_page_on_security_has_each_rule() -> None:
     head = ("request", "right in RBAC (group `streambroker.io`)")
-    told_of: dict[str, str] = {}
+    right_of: dict[str, str] = {}
     for requests, right, *_ in table("docs/security.md", *head):
-        told_of.update(dict.fromkeys(words(requests), right))
+        right_of.update(dict.fromkeys(words(requests), right))
     shown = {"": "none: the agents of the job itself"}
     rules = {f"{method} {short(path)}": found for (method, path), found in POLICIES.items()}
 
-    assert told_of == {
+    assert right_of == {
         request: "none"
         if found.allows_authenticated
         else shown.get(describe_requests(found.requests), describe_requests(found.requests))
@@ -172,7 +172,7 @@ def test_nobody_else_registers_an_agent(
 
 
 @pytest.mark.parametrize(("method", "part"), [("PUT", "/report"), ("POST", "/errands")])
-def test_reports_and_errands_are_the_agents_alone(method: str, part: str) -> None:
+def test_reports_and_commands_are_the_agents_alone(method: str, part: str) -> None:
     found = verdict(PERSON, method, PE + part, bound="spark")
 
     assert not found.allowed

@@ -31,13 +31,13 @@ class Bench:
             clock=lambda: self.now,
         )
         for one in (FEED, ALERTS):
-            self.tell(AgentRegistered(pe=one, registration=registration(), version=1))
+            self.apply(AgentRegistered(pe=one, registration=registration(), version=1))
 
     def version(self, one: PeKey) -> str | None:
         view = self.board.reader.view(one)
         return None if view is None else view.version
 
-    def tell(self, event: Any, *changed: str) -> None:
+    def apply(self, event: Any, *changed: str) -> None:
         self.programming.on_actions(self.board.handle(event), changed=changed)
 
     def poll(self, one: PeKey) -> bool:
@@ -47,7 +47,7 @@ class Bench:
 
     def refilter(self, filter_: str, version: int) -> None:
         changed = import_of(filter=filter_)
-        self.tell(ImportApplied(import_=changed, version=version), changed.uid)
+        self.apply(ImportApplied(import_=changed, version=version), changed.uid)
 
     def said(self, uid: str) -> str | None:
         found = self.programming.condition(uid, (FEED, ALERTS))
@@ -91,7 +91,7 @@ def test_a_change_elsewhere_takes_nothing_back() -> None:
     bench.poll(FEED)
     bench.poll(ALERTS)
 
-    bench.tell(ExportApplied(export=export_of("feed/quotes", properties={"a": 1}), version=30))
+    bench.apply(ExportApplied(export=export_of("feed/quotes", properties={"a": 1}), version=30))
 
     assert bench.said(bench.import_.uid) == "Programmed"
 
@@ -122,7 +122,7 @@ def test_who_polls_again_with_the_same_view_changes_nothing() -> None:
     assert not bench.poll(FEED)
 
 
-def test_the_time_until_a_change_is_applied_is_told_once() -> None:
+def test_the_time_until_a_change_is_applied_is_reported_once() -> None:
     bench = Bench()
     bench.poll(FEED)
     bench.poll(ALERTS)
@@ -143,12 +143,12 @@ def test_an_agent_that_tells_only_with_its_next_change_has_applied_each_in_its_o
         bench.now = at
         bench.refilter(f"price > {version}.0", version)
         views.append(bench.version(FEED))
-    told = [view for view in views if view is not None]
+    reported = [view for view in views if view is not None]
     # The first was run after half a second, the second never, the third after a quarter.
     bench.now = 30.1
-    bench.programming.on_acknowledged(FEED, told[0], ago_s=19.6)
+    bench.programming.on_acknowledged(FEED, reported[0], ago_s=19.6)
     bench.now = 31.0
-    bench.programming.on_acknowledged(FEED, told[2], ago_s=0.75)
+    bench.programming.on_acknowledged(FEED, reported[2], ago_s=0.75)
 
     assert [round(seconds, 3) for seconds in bench.took] == [0.5, 10.25]
 
@@ -171,7 +171,7 @@ def test_an_agent_that_is_silent_for_long_is_away_until_it_asks_again() -> None:
     assert [*said, bench.said(bench.import_.uid)] == ["AgentAway", "away", "Programmed"]
 
 
-def test_a_silent_agent_of_its_own_is_told_from_one_of_its_routes() -> None:
+def test_a_silent_agent_of_its_own_is_distinguished_from_one_of_its_routes() -> None:
     bench = Bench()
     bench.programming.liveness.on_leader_change(True)
     bench.poll(FEED)
@@ -179,13 +179,13 @@ def test_a_silent_agent_of_its_own_is_told_from_one_of_its_routes() -> None:
     bench.programming.liveness.collect_away()
     bench.poll(ALERTS)
 
-    told = [
+    reported = [
         bench.programming.condition(bench.import_.uid, pes)
         for pes in ((FEED, ALERTS), (ALERTS, FEED))
     ]
 
-    assert [found.reason for found in told if found is not None] == ["AgentAway"] * 2
-    assert told[0] != told[1]
+    assert [found.reason for found in reported if found is not None] == ["AgentAway"] * 2
+    assert reported[0] != reported[1]
 
 
 def test_who_begins_to_lead_waits_before_it_calls_anybody_away() -> None:
@@ -207,7 +207,7 @@ def test_who_begins_to_lead_waits_before_it_calls_anybody_away() -> None:
     assert states == ["current", "unheard"]
 
 
-def test_who_leads_anew_has_to_find_out_anew_who_is_away() -> None:
+def test_who_leads_again_has_to_find_out_again_who_is_away() -> None:
     bench = Bench()
     bench.programming.liveness.on_leader_change(True)
     bench.poll(FEED)
@@ -297,7 +297,7 @@ class Programmed(RuleBasedStateMachine):
     def elsewhere(self, name: str, value: int) -> None:
         self.number += 1
         other = export_of(f"feed/{name}", properties={"other": value})
-        self.bench.tell(ExportApplied(export=other, version=self.number), other.uid)
+        self.bench.apply(ExportApplied(export=other, version=self.number), other.uid)
 
     @rule(one=st.sampled_from([FEED, ALERTS]))
     def poll(self, one: PeKey) -> None:

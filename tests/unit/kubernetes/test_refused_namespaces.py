@@ -31,14 +31,14 @@ class Server:
     store: ObjectStore = field(default_factory=ObjectStore)
     there: set[str] = field(default_factory=lambda: set(NAMESPACES))
     allowed: set[str] = field(default_factory=lambda: set(NAMESPACES))
-    tells_namespaces: bool = True
+    names_namespaces: bool = True
     timing: Timing = field(default_factory=lambda: Timing(settle_s=0.0, confirm_s=0.0))
 
     async def get(self, path: str, *_: Any, **__: Any) -> Object:
         if "customresourcedefinitions" in path:
             return {"metadata": {"uid": "crd"}}
         if path.startswith("/api/v1/namespaces/"):
-            if not self.tells_namespaces:
+            if not self.names_namespaces:
                 raise ApiError(403, "forbidden")
             if path.rpartition("/")[2] not in self.there:
                 raise ApiError(404, "not found")
@@ -175,8 +175,8 @@ STEPS = st.tuples(
 )
 
 
-async def _play(plan: list[tuple[str, str, str]], *, tells_namespaces: bool) -> None:
-    rig = Rig(Server(tells_namespaces=tells_namespaces))
+async def _play(plan: list[tuple[str, str, str]], *, names_namespaces: bool) -> None:
+    rig = Rig(Server(names_namespaces=names_namespaces))
     await rig.relist()
     for action, namespace, name in plan:
         await rig.step(action, namespace, name)
@@ -197,7 +197,7 @@ async def _play(plan: list[tuple[str, str, str]], *, tells_namespaces: bool) -> 
 
 
 @settings(deadline=None, max_examples=200)
-@given(plan=st.lists(STEPS, max_size=25), tells_namespaces=st.booleans())
+@given(plan=st.lists(STEPS, max_size=25), names_namespaces=st.booleans())
 @example(
     # An object is created while its namespace is refused, and sweeps pass its version.
     plan=[
@@ -207,12 +207,12 @@ async def _play(plan: list[tuple[str, str, str]], *, tells_namespaces: bool) -> 
         ("write", JOBS, "a"),
         ("sweep", JOBS, ""),
     ],
-    tells_namespaces=True,
+    names_namespaces=True,
 )
 def test_a_refused_namespace_cuts_nothing_that_is_there_and_is_right_once_it_is_listed(
-    plan: list[tuple[str, str, str]], tells_namespaces: bool
+    plan: list[tuple[str, str, str]], names_namespaces: bool
 ) -> None:
-    asyncio.run(_play(plan, tells_namespaces=tells_namespaces))
+    asyncio.run(_play(plan, names_namespaces=names_namespaces))
 
 
 async def _two_exports(**server: Any) -> Rig:
@@ -234,13 +234,13 @@ async def test_changes_elsewhere_are_found_while_one_namespace_is_refused() -> N
 
 
 @pytest.mark.parametrize(
-    ("tells_namespaces", "why", "left"),
+    ("names_namespaces", "why", "left"),
     [(True, "NamespaceGone", {"Export-1"}), (False, "Forbidden", {"Export-1", "Export-2"})],
 )
 async def test_what_was_in_a_namespace_goes_once_the_namespace_is_known_to_be_gone(
-    tells_namespaces: bool, why: Refusal, left: set[str]
+    names_namespaces: bool, why: Refusal, left: set[str]
 ) -> None:
-    rig = await _two_exports(tells_namespaces=tells_namespaces)
+    rig = await _two_exports(names_namespaces=names_namespaces)
     await rig.remove(REPORTS, "")
     rig.coming.clear()
     await rig.feed.resync()

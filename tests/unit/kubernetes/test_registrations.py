@@ -54,7 +54,7 @@ def test_a_status_that_cannot_be_read_tells_of_no_agent() -> None:
     assert read_agent(FEED, {"metadata": {}}).registration is None
 
 
-def test_a_new_endpoint_is_told_once() -> None:
+def test_a_new_endpoint_is_reported_once() -> None:
     endpoints = Endpoints()
     assert saw(endpoints, "a", OLD, 10) == (OLD, 10)
     assert saw(endpoints, "a", OLD, 11) is None

@@ -30,7 +30,7 @@ SECRET, NOW = b"s" * 32, 1_000.0
 FEED, ALERTS = pe("default/feed/0"), pe("default/alerts/0")
 
 
-def told(at: float = NOW, runs: Any = None) -> bytes:
+def reported(at: float = NOW, runs: Any = None) -> bytes:
     return json.dumps(
         {"at": at, "runs": {str(FEED): ["v1", 0.5, "first"]} if runs is None else runs}
     ).encode()
@@ -51,7 +51,7 @@ def test_a_replica_is_heard() -> None:
     ended = {str(FEED): ["trades,*", 0.25, "first"], str(ALERTS): ["", 0.5, "second"]}
     some = EndedExports(ports=frozenset({"trades"}), more=True)
 
-    assert read(told()) == [(FEED, ViewReport("v1", ago_s=0.5, instance="first"))]
+    assert read(reported()) == [(FEED, ViewReport("v1", ago_s=0.5, instance="first"))]
     assert read(with_ends(ended)) == [
         (FEED, EndsReport(some, ago_s=0.25, instance="first")),
         (ALERTS, EndsReport(NONE_ENDED, ago_s=0.5, instance="second")),
@@ -59,36 +59,36 @@ def test_a_replica_is_heard() -> None:
 
 
 def test_a_replica_of_an_older_release_says_nothing_of_ends() -> None:
-    assert [type(report) for _, report in read(told())] == [ViewReport]
+    assert [type(report) for _, report in read(reported())] == [ViewReport]
 
 
 @pytest.mark.parametrize("shown", ["", "Replica", "Replica 00", "Bearer token"])
 def test_who_shows_no_proof_is_refused(shown: str) -> None:
     with pytest.raises(RequestError) as raised:
-        relay.read_reports(SECRET, shown, told(), NOW)
+        relay.read_reports(SECRET, shown, reported(), NOW)
 
     assert raised.value.status == 401
 
 
 def test_another_secret_or_another_body_is_refused() -> None:
     with pytest.raises(RequestError):
-        read(told(), secret=b"t" * 32)
+        read(reported(), secret=b"t" * 32)
     with pytest.raises(RequestError):
-        relay.read_reports(SECRET, relay.sign(SECRET, told()), told(runs={}), NOW)
+        relay.read_reports(SECRET, relay.sign(SECRET, reported()), reported(runs={}), NOW)
 
 
 @pytest.mark.parametrize("at", [NOW - 61, NOW + 61])
-def test_what_was_told_long_ago_is_refused(at: float) -> None:
+def test_what_was_reported_long_ago_is_refused(at: float) -> None:
     with pytest.raises(RequestError):
-        read(told(at))
+        read(reported(at))
 
 
 @pytest.mark.parametrize(
     "body",
     [
         *(b"", b"[]", b"{}"),
-        *(told(runs=runs) for runs in ([1], {"a/b": ["v", 0, ""]}, {str(FEED): "v"})),
-        told(runs={str(FEED): ["v1", 0.5]}),
+        *(reported(runs=runs) for runs in ([1], {"a/b": ["v", 0, ""]}, {str(FEED): "v"})),
+        reported(runs={str(FEED): ["v1", 0.5]}),
         *(with_ends(ended) for ended in ([1], {"a/b": ["x", 0, ""]}, {str(FEED): "x"})),
         with_ends({str(FEED): ["no port", 0.5, ""]}),
     ],
@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_refused(body: bytes) -> None:
         read(body)
 
 
-async def test_a_leader_that_cannot_be_told_is_named_once(
+async def test_a_leader_that_cannot_be_informed_is_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     one = relay.ReportRelay(SECRET, lambda: "http://127.0.0.1:1")
@@ -115,12 +115,12 @@ class Leader:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self.told: list[tuple[PeKey, AgentReport]] = []
+        self.reported: list[tuple[PeKey, AgentReport]] = []
 
     async def take(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.bodies.append(json.loads(body))
-        self.told = relay.read_reports(
+        self.reported = relay.read_reports(
             SECRET, request.headers["Authorization"], body, self.bodies[-1]["at"]
         )
         return web.Response(status=204)
@@ -136,7 +136,7 @@ async def relay_to(
         yield relay.ReportRelay(SECRET, lambda: str(server.make_url("")).rstrip("/"), str), session
 
 
-async def test_the_last_word_of_an_agent_is_told_beside_the_view_that_it_runs() -> None:
+async def test_the_last_word_of_an_agent_is_reported_beside_the_view_that_it_runs() -> None:
     leader, ended = Leader(), EndedExports(ports=frozenset({"trades"}))
     async with relay_to(leader) as (one, session):
         one.note(FEED, ViewReport("v1", ago_s=0.5))
@@ -144,7 +144,9 @@ async def test_the_last_word_of_an_agent_is_told_beside_the_view_that_it_runs() 
         one.note(FEED, EndsReport(ended))
         await one._send(session)
 
-    ((who, report),) = [told for told in leader.told if isinstance(told[1], EndsReport)]
+    ((who, report),) = [
+        reported for reported in leader.reported if isinstance(reported[1], EndsReport)
+    ]
     assert isinstance(report, EndsReport)
     assert (who, report.ends, report.instance) == (FEED, ended, str(FEED))
     assert 0 <= report.ago_s < 10
@@ -153,20 +155,20 @@ async def test_the_last_word_of_an_agent_is_told_beside_the_view_that_it_runs() 
     assert since >= 0.5
 
 
-async def test_damage_is_told_with_its_age_and_the_instance_that_reported_it() -> None:
+async def test_damage_is_reported_with_its_age_and_the_instance_that_reported_it() -> None:
     leader, harm = Leader(), {"trades": "epochs 3 to 5 are missing."}
     async with relay_to(leader) as (one, session):
         one.note(FEED, DamageReport({}))
         one.note(FEED, DamageReport(harm))
         await one._send(session)
 
-    ((who, report),) = leader.told
+    ((who, report),) = leader.reported
     assert isinstance(report, DamageReport)
     assert (who, report.damaged, report.instance) == (FEED, harm, str(FEED))
     assert 0 <= report.ago_s < 10
 
 
-async def test_many_long_words_are_told_in_several_bodies_that_are_taken() -> None:
+async def test_many_long_words_are_reported_in_several_bodies_that_are_taken() -> None:
     leader = Leader()
     most = make_ended_exports(f"p{n:062}" for n in range(100))
     async with relay_to(leader) as (one, session):
@@ -178,11 +180,14 @@ async def test_many_long_words_are_told_in_several_bodies_that_are_taken() -> No
     assert [len(body["ended"]) for body in leader.bodies] == [relay.ENDS_AT_ONCE, 1]
 
 
-async def test_of_rules_each_report_is_told_by_itself_with_whether_it_is_all() -> None:
-    leader, told = Leader(), {"dear": RuleStatus(version=1, state="active", matches=7)}
+async def test_of_rules_each_report_is_reported_by_itself_with_whether_it_is_all() -> None:
+    leader, reported = Leader(), {"dear": RuleStatus(version=1, state="active", matches=7)}
     async with relay_to(leader) as (one, session):
-        one.note(FEED, RulesReport(told, True))
-        one.note(ALERTS, RulesReport(told, False))
+        one.note(FEED, RulesReport(reported, True))
+        one.note(ALERTS, RulesReport(reported, False))
         await one._send(session)
 
-    assert leader.told == [(FEED, RulesReport(told, True)), (ALERTS, RulesReport(told, False))]
+    assert leader.reported == [
+        (FEED, RulesReport(reported, True)),
+        (ALERTS, RulesReport(reported, False)),
+    ]

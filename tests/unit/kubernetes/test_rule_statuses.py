@@ -48,7 +48,7 @@ class Bench:
             Synced(kind="Export", listed=(), version=9),
             Synced(kind="Import", listed=(), version=9),
         ):
-            self.tell(event)
+            self.publish(event)
 
     def fresh(self) -> RuleReconciler:
         return RuleReconciler(
@@ -59,12 +59,12 @@ class Bench:
             monotonic=lambda: self.now,
         )
 
-    def tell(self, event: Any) -> None:
+    def publish(self, event: Any) -> None:
         self.statuses.on_actions(event, self.board.handle(event))
 
     def apply(self, one: Rule) -> None:
         self.version += 1
-        self.tell(RuleApplied(rule=one, version=self.version))
+        self.publish(RuleApplied(rule=one, version=self.version))
 
     def write(self, uid: str = "u1") -> StatusWrite | None:
         write = self.statuses.build((RULE, uid))
@@ -84,7 +84,7 @@ class Bench:
         return {c["type"]: (c["status"], c["reason"]) for c in shown}
 
 
-def test_a_rule_of_which_no_job_has_told_is_accepted_and_not_known_to_be_active() -> None:
+def test_a_rule_of_which_no_job_has_reported_is_accepted_and_not_known_to_be_active() -> None:
     bench = Bench(rule())
 
     assert bench.conditions() == {
@@ -96,7 +96,7 @@ def test_a_rule_of_which_no_job_has_told_is_accepted_and_not_known_to_be_active(
 
 
 @pytest.mark.parametrize(
-    ("told", "accepted", "active"),
+    ("reported", "accepted", "active"),
     [
         (ACTIVE, ("True", "Accepted"), ("True", "Active")),
         (replace(ACTIVE, since=None), ("True", "Accepted"), ("False", "Pending")),
@@ -109,17 +109,17 @@ def test_a_rule_of_which_no_job_has_told_is_accepted_and_not_known_to_be_active(
         ),
     ],
 )
-def test_what_the_job_says_is_told(
-    told: RuleStatus, accepted: tuple[str, str], active: tuple[str, str]
+def test_what_the_job_says_is_reported(
+    reported: RuleStatus, accepted: tuple[str, str], active: tuple[str, str]
 ) -> None:
     bench = Bench(rule())
-    bench.statuses.on_report(PE, RulesReport({"dear": told}))
+    bench.statuses.on_report(PE, RulesReport({"dear": reported}))
 
     found = bench.conditions()
 
     assert (found["Accepted"], found["Active"]) == (accepted, active)
     # Which version was refused stands in the spec.
-    assert bench.statuses.published_status("u1") == replace(told, refused=None)
+    assert bench.statuses.published_status("u1") == replace(reported, refused=None)
 
 
 def test_a_status_has_the_window_the_buckets_and_the_counts() -> None:
@@ -128,8 +128,8 @@ def test_a_status_has_the_window_the_buckets_and_the_counts() -> None:
     write = bench.write()
 
     assert write is not None
-    told = {name: value for name, value in write.status.items() if name != "conditions"}
-    assert told == {
+    reported = {name: value for name, value in write.status.items() if name != "conditions"}
+    assert reported == {
         "observedGeneration": 1,
         "accepted": {"generation": 1, "spec": write_rule_spec(rule())},
         "version": 1,
@@ -143,7 +143,7 @@ def test_a_status_has_the_window_the_buckets_and_the_counts() -> None:
     assert "Version 1 since window 12." in [c["message"] for c in write.status["conditions"]]
 
 
-def test_an_invalid_rule_says_where_and_is_urgent_and_what_runs_is_still_told() -> None:
+def test_an_invalid_rule_says_where_and_is_urgent_and_what_runs_is_still_reported() -> None:
     bench = Bench(rule())
     bench.statuses.on_report(PE, RulesReport({"dear": ACTIVE}))
     bench.write()
@@ -237,7 +237,7 @@ def test_the_answer_to_a_write_of_a_rule_that_has_gone_is_passed_over() -> None:
     bench.statuses.on_report(PE, RulesReport({"dear": ACTIVE}))
     write = bench.statuses.build((RULE, "u1"))
     assert write is not None
-    bench.tell(RuleRemoved(uid="u1", version=30))
+    bench.publish(RuleRemoved(uid="u1", version=30))
     bench.statuses.on_written(write, bench.written(write))
 
     assert bench.statuses.published_status("u1") is None
@@ -251,7 +251,7 @@ def test_what_an_agent_said_that_has_gone_counts_no_more() -> None:
     bench.write()
     assert bench.objects["u1"]["status"]["applied"] == "8/8"
     bench.offers.clear()
-    bench.tell(PeWithdrawn(pe=other, version=40))
+    bench.publish(PeWithdrawn(pe=other, version=40))
 
     assert bench.offers == [((RULE, "u1"), False)]
     bench.write()
@@ -307,12 +307,12 @@ def test_a_rival_and_what_cannot_be_read_have_their_reasons_and_what_is_gone_non
     bad = Unreadable(
         kind=RULE, uid="u3", version=20, namespace="n", name="x", code="Bad", problem="why"
     )
-    bench.tell(bad)
+    bench.publish(bad)
 
     assert bench.conditions("u2")["Accepted"] == ("False", "IdTaken")
     assert bench.conditions("u2")["Active"] == ("Unknown", "NotHeard")
     assert bench.conditions("u3")["Accepted"] == ("False", "Bad")
-    bench.tell(RuleRemoved(uid="u1", version=30))
+    bench.publish(RuleRemoved(uid="u1", version=30))
     assert bench.statuses.build((RULE, "u1")) is None
     assert bench.conditions("u2")["Accepted"] == ("True", "Accepted")
 
@@ -329,7 +329,7 @@ def test_a_rule_that_cannot_be_read_is_looked_at_before_ports_were_listed() -> N
     assert bench.offers == [((RULE, "u3"), False)]
 
 
-def test_people_are_told_once_of_a_rule_that_is_refused_or_off() -> None:
+def test_people_are_informed_once_of_a_rule_that_is_refused_or_off() -> None:
     bench = Bench(rule())
     bench.conditions()
     assert bench.notes == []
@@ -354,7 +354,7 @@ def test_people_are_told_once_of_a_rule_that_is_refused_or_off() -> None:
     assert {note.kind for note in bench.notes} == {RULE}
 
 
-def test_a_rule_that_the_broker_refuses_at_once_is_told_of_also_if_the_watch_is_first() -> None:
+def test_a_rule_that_the_broker_refuses_at_once_is_reported_also_if_the_watch_is_first() -> None:
     bench = Bench(rule(where="price >"))
     write = bench.statuses.build((RULE, "u1"))
     assert write is not None

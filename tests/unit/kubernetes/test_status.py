@@ -83,25 +83,25 @@ def test_ready_names_the_first_thing_that_is_missing(
     assert conditions(made(status=status, programmed=programmed))["Ready"][1] == reason
 
 
-def test_an_expression_that_cannot_be_read_is_told_with_its_position() -> None:
+def test_an_expression_that_cannot_be_read_is_reported_with_its_position() -> None:
     broken = import_of(subscription="kind == == 1")
     status = board_of(broken).reader.status("Import", broken.uid)
     assert status is not None
 
-    told = made(broken, status)
+    reported = made(broken, status)
 
-    assert conditions(told)["Accepted"] == ("False", "SubscriptionInvalid")
-    assert told is not None
-    assert "line 1, column 9" in told["conditions"][0]["message"]
+    assert conditions(reported)["Accepted"] == ("False", "SubscriptionInvalid")
+    assert reported is not None
+    assert "line 1, column 9" in reported["conditions"][0]["message"]
 
 
 def test_the_only_pair_that_nearly_fits_gives_the_reason() -> None:
     pair = RefusedPair(export=port("feed/trades"), reason="SchemaMismatch", message="no `price`")
 
-    told = made(import_of(), Status(refused=(pair, pair)))
+    reported = made(import_of(), Status(refused=(pair, pair)))
 
-    assert told is not None
-    matched = told["conditions"][1]
+    assert reported is not None
+    matched = reported["conditions"][1]
     assert (matched["reason"], matched["status"]) == ("SchemaMismatch", "False")
     assert matched["message"] == (
         "default/feed/0/trades is refused, SchemaMismatch: no `price` (1 more)"
@@ -146,7 +146,7 @@ def test_agents_not_heard_of_since_a_start_change_nothing() -> None:
     assert made(programmed=None, shown=read_published(made())) is None
 
 
-def test_agents_not_heard_of_are_told_where_the_routes_are_others() -> None:
+def test_agents_not_heard_of_learn_where_the_routes_are_others() -> None:
     shown = read_published(made())
     two = Status(matches=2, peers=(port("alerts/trades"), port("other/trades")))
 
@@ -167,12 +167,12 @@ def test_steering_is_a_condition_that_comes_and_goes() -> None:
 
 
 def test_a_long_message_is_cut() -> None:
-    told = status_to_write(
+    reported = status_to_write(
         unreadable_status(3, "ManifestInvalid", "x" * 5000), NOTHING_PUBLISHED, 0.0
     )
-    assert told is not None
-    assert len(told["conditions"][0]["message"]) == MAX_MESSAGE
-    assert told["observedGeneration"] == 3
+    assert reported is not None
+    assert len(reported["conditions"][0]["message"]) == MAX_MESSAGE
+    assert reported["observedGeneration"] == 3
 
 
 def test_ready_has_the_reason_and_the_message_of_the_condition_that_fails() -> None:
@@ -289,16 +289,16 @@ def test_after_a_write_nothing_is_left_to_write_and_times_move_with_statuses_alo
     for now, (accepted, matches, programmed, reason) in enumerate(steps):
         peers = tuple(port(f"a{n}/p") for n in range(matches))
         status = Status(accepted=accepted, reason=reason, matches=matches, peers=peers)
-        told = made(status=status, programmed=programmed, shown=shown, now=float(now))
-        if told is None:
+        reported = made(status=status, programmed=programmed, shown=shown, now=float(now))
+        if reported is None:
             continue
-        for condition in told["conditions"]:
+        for condition in reported["conditions"]:
             before = last.get(condition["type"])
             same = before is not None and before[0] == condition["status"]
             moved = condition["lastTransitionTime"]
             assert moved == (before[1] if same and before else format_time(now))
             last[condition["type"]] = (condition["status"], moved)
-        shown = read_published(told)
+        shown = read_published(reported)
         assert made(status=status, programmed=programmed, shown=shown, now=now + 0.5) is None
 
 
@@ -318,8 +318,8 @@ def test_a_refused_generation_says_what_runs_and_keeps_the_accepted_spec_in_the_
     assert found is not None
     assert found["observedGeneration"] == 5
     assert found["accepted"] == {"generation": 4, "spec": write_spec(running)}
-    told = {c["type"]: (c["status"], c["reason"]) for c in found["conditions"]}
-    assert told == {
+    reported = {c["type"]: (c["status"], c["reason"]) for c in found["conditions"]}
+    assert reported == {
         "Accepted": ("False", "FilterInvalid"),
         "Matched": ("True", "Matched"),
         "Programmed": ("True", "Programmed"),

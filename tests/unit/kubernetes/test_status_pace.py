@@ -189,6 +189,6 @@ def test_what_no_agent_waits_for_is_no_faster_than_the_rest() -> None:
 
     first, _ = bench.run(announce)
 
-    told = [one for one in bench.writes if one.query["fieldManager"] == "streambroker-agent"]
-    assert len(told) == COUNT
+    reported = [one for one in bench.writes if one.query["fieldManager"] == "streambroker-agent"]
+    assert len(reported) == COUNT
     assert first >= (COUNT - 20) / 40.0

@@ -154,7 +154,7 @@ class Turns(RuleBasedStateMachine):
         self.wanted.clear()
 
     @invariant()
-    def nobody_waits_longer_than_the_longest_delay(self) -> None:
+    def no_entry_waits_longer_than_the_longest_delay(self) -> None:
         waiting = self.wanted - self.held
         assert len(self.queue) == len(waiting)
         due = self.queue.next_at()

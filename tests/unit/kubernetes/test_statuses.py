@@ -56,7 +56,7 @@ class Bench:
         )
         self.list(FEED, ALERTS, OTHER)
 
-    def tell(self, event: BoardEvent) -> list[Action]:
+    def apply(self, event: BoardEvent) -> list[Action]:
         actions = self.board.handle(event)
         self.statuses.on_actions(event, actions)
         return actions
@@ -68,8 +68,8 @@ class Bench:
         for resource in resources:
             kind = "Export" if isinstance(resource, Export) else "Import"
             self.look(kind, resource.uid, None, listed=True)
-        self.tell(Synced(kind="Export", listed=exports, version=self.version))
-        self.tell(Synced(kind="Import", listed=imports, version=self.version))
+        self.apply(Synced(kind="Export", listed=exports, version=self.version))
+        self.apply(Synced(kind="Import", listed=imports, version=self.version))
 
     def look(self, kind: Any, uid: str, status: Any, *, listed: bool = False) -> None:
         metadata = {"uid": uid, "resourceVersion": str(self.version)}
@@ -114,7 +114,7 @@ class Bench:
 
     def change(self, import_: Import) -> None:
         self.version += 1
-        self.tell(ImportApplied(import_=import_, version=self.version))
+        self.apply(ImportApplied(import_=import_, version=self.version))
 
 
 def reason(write: StatusWrite | None, condition: str) -> str:
@@ -186,7 +186,7 @@ def test_what_comes_back_as_it_was_written_asks_for_nothing() -> None:
     bench.asked()
 
     bench.look("Import", OTHER.uid, write.status)
-    bench.tell(FeedAdvanced(kind="Import", version=bench.version, uid=OTHER.uid))
+    bench.apply(FeedAdvanced(kind="Import", version=bench.version, uid=OTHER.uid))
 
     assert bench.asked() == {}
 
@@ -207,7 +207,7 @@ def test_what_somebody_else_has_written_is_looked_at() -> None:
 def test_a_resource_that_is_gone_is_not_written_and_not_remembered() -> None:
     bench = Bench()
     bench.version += 1
-    bench.tell(ExportRemoved(uid=FEED.uid, version=bench.version))
+    bench.apply(ExportRemoved(uid=FEED.uid, version=bench.version))
     bench.asked()
 
     assert bench.statuses.build(EXPORT) is None
@@ -241,7 +241,7 @@ def test_an_agent_that_registers_and_polls_has_the_ends_of_its_routes_looked_at(
     bench.asked()
     said = [reason(bench.write(IMPORT), "Programmed")]
     for job in ("feed", "alerts"):
-        bench.tell(AgentRegistered(pe=pe(job), registration=registration(), version=1))
+        bench.apply(AgentRegistered(pe=pe(job), registration=registration(), version=1))
     assert set(bench.asked()) >= {EXPORT, IMPORT}
     said.append(reason(bench.write(IMPORT), "Programmed"))
 
@@ -260,7 +260,7 @@ def running() -> Bench:
     bench = Bench()
     bench.statuses.on_leader_change(True)
     for job in ("feed", "alerts"):
-        bench.tell(AgentRegistered(pe=pe(job), registration=registration(), version=1))
+        bench.apply(AgentRegistered(pe=pe(job), registration=registration(), version=1))
         bench.poll(job)
     bench.written()
     return bench
@@ -271,19 +271,19 @@ def test_an_agent_that_goes_and_comes_back_costs_each_end_one_write_for_either()
     bench.now += 60.0
     bench.poll("feed")
     bench.statuses.offer_away()
-    told = [bench.written()]
+    reported = [bench.written()]
     for _ in range(3):
         bench.now += 30.0
         bench.poll("feed")
         bench.statuses.offer_away()
-        told.append(bench.written())
+        reported.append(bench.written())
     bench.poll("alerts")
-    told.append(bench.written())
+    reported.append(bench.written())
     bench.statuses.offer_all()
 
     ends = "alerts-trades", "feed-trades"
     away, back = (dict.fromkeys(ends, word) for word in ("AgentAway", "Programmed"))
-    assert told == [{}, away, {}, {}, back]
+    assert reported == [{}, away, {}, {}, back]
     assert bench.written() == {}
 
 
@@ -309,7 +309,7 @@ def test_of_a_pipeline_that_has_finished_nobody_is_missed() -> None:
     assert silent(running(), "feed", "alerts") == {"feed": "gone", "alerts": "gone"}
 
 
-def test_an_exporter_that_has_told_its_end_is_not_missed() -> None:
+def test_an_exporter_that_has_reported_its_end_is_not_missed() -> None:
     bench = running()
     bench.say("trades")
     assert bench.ended() == ["Finished"]
@@ -321,7 +321,7 @@ def test_an_exporter_that_has_told_its_end_is_not_missed() -> None:
 def test_an_exporter_whose_importers_never_had_an_agent_is_not_missed() -> None:
     bench = Bench()
     bench.statuses.on_leader_change(True)
-    bench.tell(AgentRegistered(pe=pe("feed"), registration=registration(), version=1))
+    bench.apply(AgentRegistered(pe=pe("feed"), registration=registration(), version=1))
     bench.poll("feed")
     bench.now += 120.0
     bench.statuses.offer_away()
@@ -335,19 +335,19 @@ def test_another_who_leads_says_nothing_new_of_who_is_away() -> None:
     bench.statuses.offer_away()
     assert bench.written()
 
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     bench.statuses.on_leader_change(False)
     bench.now += 5.0
     bench.statuses.on_leader_change(True)
     for _ in range(5):
         bench.statuses.offer_all()
-        told.update(bench.written())
+        reported.update(bench.written())
         bench.now += 30.0
         bench.poll("feed")
         bench.statuses.offer_away()
-        told.update(bench.written())
+        reported.update(bench.written())
 
-    assert told == {}
+    assert reported == {}
     bench.poll("alerts")
     assert set(bench.written().values()) == {"Programmed"}
 
@@ -355,7 +355,7 @@ def test_another_who_leads_says_nothing_new_of_who_is_away() -> None:
 def test_another_instance_keeps_what_is_shown_until_it_asks_or_is_away() -> None:
     bench = running()
     other = replace(registration(), instance="f" * 16)
-    bench.tell(AgentRegistered(pe=pe("alerts"), registration=other, version=2))
+    bench.apply(AgentRegistered(pe=pe("alerts"), registration=other, version=2))
     assert bench.written() == {}
 
     bench.now += 95.0
@@ -419,7 +419,7 @@ def test_another_process_leaves_an_end_that_is_written_and_takes_it_back() -> No
     another.look("Export", FEED.uid, write.status, listed=True)
     another.statuses.on_leader_change(True)
     for job in ("feed", "alerts"):
-        another.tell(AgentRegistered(pe=pe(job), registration=registration(), version=1))
+        another.apply(AgentRegistered(pe=pe(job), registration=registration(), version=1))
         another.poll(job)
 
     assert another.ended() == []
@@ -455,7 +455,7 @@ def test_another_instance_of_an_agent_leaves_the_end_until_it_tells() -> None:
     bench.say("trades")
     said = [bench.ended()]
     other = replace(registration(), instance="f" * 16)
-    bench.tell(AgentRegistered(pe=pe("feed"), registration=other, version=2))
+    bench.apply(AgentRegistered(pe=pe("feed"), registration=other, version=2))
     said.append(bench.ended())
     bench.say()
     said.append(bench.ended())
@@ -476,24 +476,24 @@ def test_of_a_port_that_is_not_named_among_very_many_nothing_changes() -> None:
     assert said == [[], ["Finished"], []]
 
 
-def test_an_end_that_was_told_before_the_resource_came_is_written_with_it() -> None:
+def test_an_end_that_was_reported_before_the_resource_came_is_written_with_it() -> None:
     bench = running()
     bench.say("late")
     assert bench.ended() == []
     late = replace(export_of("feed/late"), name="feed-late")
     bench.version += 1
-    bench.tell(ExportApplied(export=late, version=bench.version))
+    bench.apply(ExportApplied(export=late, version=bench.version))
 
     assert bench.ended() == ["Finished"]
 
 
-def test_an_end_is_not_told_of_who_lost_the_port() -> None:
+def test_an_end_is_not_reported_of_who_lost_the_port() -> None:
     bench = running()
     bench.say("trades")
     bench.ended()
     second = replace(export_of(uid="second", created=9.0), name="second")
     bench.version += 1
-    bench.tell(ExportApplied(export=second, version=bench.version))
+    bench.apply(ExportApplied(export=second, version=bench.version))
 
     assert bench.ended() == [""]
 
@@ -562,8 +562,8 @@ def test_a_ring_of_waiting_jobs_is_a_condition_at_both_ends() -> None:
     back = import_of("feed/news", subscription='kind == "answer"')
     answers = export_of("alerts/answers", properties={"kind": "answer"})
     bench.version += 2
-    bench.tell(ExportApplied(export=answers, version=bench.version - 1))
-    bench.tell(ImportApplied(import_=back, version=bench.version))
+    bench.apply(ExportApplied(export=answers, version=bench.version - 1))
+    bench.apply(ImportApplied(import_=back, version=bench.version))
     writes = [write for name in bench.asked() if (write := bench.write(name)) is not None]
     found = {
         (w.kind, w.uid): c for w in writes for c in w.status["conditions"] if c["type"] == "InRing"
@@ -578,7 +578,7 @@ def test_what_cannot_be_read_has_a_status_too() -> None:
     bench.asked()
     bench.version += 1
     bench.look("Import", "odd", None)
-    bench.tell(
+    bench.apply(
         Unreadable(
             kind="Import",
             uid="odd",
@@ -631,7 +631,7 @@ def test_a_lost_feed_changes_no_status() -> None:
         bench.write(name)
     bench.asked()
 
-    bench.tell(FeedLost(kind="Import"))
+    bench.apply(FeedLost(kind="Import"))
 
     assert bench.asked() == {}
     assert [bench.write(name) for name in (EXPORT, IMPORT, NEWS)] == [None, None, None]

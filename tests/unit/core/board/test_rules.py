@@ -47,7 +47,7 @@ def board_of(*rules: Rule) -> Board:
     return board
 
 
-def told(board: Board, pe: PeKey = PE) -> list[tuple[str, str]] | None:
+def reported(board: Board, pe: PeKey = PE) -> list[tuple[str, str]] | None:
     view = board.reader.view(pe)
     assert view is not None
     found = view.rules
@@ -60,8 +60,8 @@ def test_a_rule_reaches_the_pes_of_its_job_and_no_others() -> None:
 
     actions = board.handle(RuleApplied(rule=rule("u1"), version=11))
 
-    assert told(board) == [("dear", "")]
-    assert told(board, OTHER) == []
+    assert reported(board) == [("dear", "")]
+    assert reported(board, OTHER) == []
     assert {type(each) for each in actions} == {
         ResourceChanged,
         RoutesChanged,
@@ -90,7 +90,7 @@ def test_the_same_rule_again_and_an_older_one_change_nothing() -> None:
     assert board.handle(RuleApplied(rule=rule("u1"), version=12)) == []
     assert board.handle(RuleApplied(rule=rule("u1", where="price > 1"), version=11)) == []
     assert board.handle(RuleRemoved(uid="u1", version=3)) == []
-    assert told(board) == [("dear", "")]
+    assert reported(board) == [("dear", "")]
 
 
 def test_before_rules_were_listed_a_view_says_nothing_of_them_and_then_that_there_are_none() -> (
@@ -102,29 +102,29 @@ def test_before_rules_were_listed_a_view_says_nothing_of_them_and_then_that_ther
     board.handle(Synced(kind="Import", listed=(), version=1))
     nothing = board.reader.version(PE)
 
-    before = told(board)
+    before = reported(board)
     actions = board.handle(Synced(kind=RULE, listed=(), version=1))
 
     assert before is None
-    assert told(board) == []
+    assert reported(board) == []
     assert [each.pe for each in actions if isinstance(each, RoutesChanged)] == [PE]
     assert board.reader.version(PE) != nothing
 
 
-def test_what_cannot_be_run_is_told_with_its_place_and_mended_by_a_change() -> None:
+def test_what_cannot_be_run_is_reported_with_its_place_and_mended_by_a_change() -> None:
     board = board_of(rule("u1", where="price >"))
 
     status = board.reader.rules.status("u1")
     assert status is not None
     assert (status.accepted, status.reason) == (False, "RuleInvalid")
     assert "pattern.stages[0].where, line 1, column 8" in status.message
-    assert told(board) == [("dear", status.message)]
+    assert reported(board) == [("dear", status.message)]
 
     board.handle(RuleApplied(rule=rule("u1"), version=11))
     mended = board.reader.rules.status("u1")
     assert mended is not None
     assert mended.accepted
-    assert told(board) == [("dear", "")]
+    assert reported(board) == [("dear", "")]
 
 
 def test_functions_that_a_job_may_have_are_no_problem_of_the_brokers() -> None:
@@ -163,10 +163,10 @@ def test_a_list_removes_what_it_leaves_out_and_a_lost_feed_nothing() -> None:
     board = board_of(rule("u1"), rule("u2", "other"))
 
     assert board.handle(FeedLost(kind=RULE, reason="CrdMissing")) == []
-    assert told(board) == [("dear", ""), ("other", "")]
+    assert reported(board) == [("dear", ""), ("other", "")]
     board.handle(Synced(kind=RULE, listed=((rule("u2", "other"), 2),), version=20))
 
-    assert told(board) == [("other", "")]
+    assert reported(board) == [("other", "")]
 
 
 def test_a_rule_that_cannot_be_read_has_a_status_and_is_nobodys() -> None:
@@ -230,4 +230,4 @@ def test_a_rule_from_here_that_the_store_has_lost_goes_with_the_next_sweep() -> 
     actions = board.handle(CaughtUp(kind=RULE, version=20))
 
     assert WriteReverted(kind=RULE, uid="u2", difference="ghost") in actions
-    assert told(board) == [("dear", "")]
+    assert reported(board) == [("dear", "")]

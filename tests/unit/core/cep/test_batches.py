@@ -363,7 +363,7 @@ def test_what_stands_between_two_rows_counts_whatever_window_it_is_in(
     assert sum(got([rule_of(pattern)], left, compiled).values()) == matches
 
 
-def test_a_partial_match_that_waits_for_two_things_is_told_once_when_its_time_is_over() -> None:
+def test_a_partial_match_that_waits_for_two_things_is_reported_once_when_its_time_is_over() -> None:
     pattern = Pattern.begin("a").where(letter("a")).one_or_more().allow_combinations()
     pattern = pattern.followed_by("b").where(letter("b")).within("5us")
     rules, _ = RuleSet().apply_update([rule_of(pattern)])

@@ -41,61 +41,61 @@ def rule_set(*rules: PatternProcessor, before: RuleSet | None = None) -> RuleSet
     return (before or RuleSet()).apply_update(rules)[0]
 
 
-def watched(told: list[WindowMetrics], **fields: Any) -> Bucket:
+def watched(reported: list[WindowMetrics], **fields: Any) -> Bucket:
     ticks = itertools.count()
     return Bucket(
         lambda: PatternOperator(
             key=("user",),
             event_time="t",
             maker=compiled,
-            watch=told.append,
+            watch=reported.append,
             clock=lambda: next(ticks),
             **fields,
         )
     )
 
 
-def alive(told: list[WindowMetrics]) -> dict[str, int]:
-    return {one.rule: one.alive for one in told[-1].rules}
+def alive(reported: list[WindowMetrics]) -> dict[str, int]:
+    return {one.rule: one.alive for one in reported[-1].rules}
 
 
 def test_each_window_tells_what_it_did_and_how_many_runs_there_are() -> None:
-    told: list[WindowMetrics] = []
-    b = watched(told)
+    reported: list[WindowMetrics] = []
+    b = watched(reported)
     b.window([rows((1, "u", "A"), (2, "v", "A"), (3, "u", "x"))],
              rules=rule_set(rule("r", 1, "AC"), rule("s", 1, "AB")))  # fmt: skip
 
     b.window([rows((4, "u", "C"))], watermark=3)
 
-    (r, s) = told[-1].rules
+    (r, s) = reported[-1].rules
     assert (r.rule, r.version, r.tested, r.matches, r.alive) == ("r", 1, 2, 0, 2)
     assert r.nanoseconds > 0
 
     b.window(watermark=4)
 
-    (r, s) = told[-1].rules
+    (r, s) = reported[-1].rules
     assert (r.tested, r.matches, r.alive) == (1, 1, 1)
     assert (s.tested, s.alive) == (0, 2), "what it kept is counted though nothing was read"
-    assert [one.window for one in told] == [0, 1, 2]
+    assert [one.window for one in reported] == [0, 1, 2]
 
 
 def test_a_window_tells_how_many_rows_wait_for_the_watermark_and_for_which_time() -> None:
-    told: list[WindowMetrics] = []
-    b = watched(told)
+    reported: list[WindowMetrics] = []
+    b = watched(reported)
     b.window([rows((5, "u", "A"), (3, "v", "A"))], rules=rule_set(rule("r", 1, "AC")))
     b.window([rows((9, "u", "x"))])
     b.window(watermark=3)
     b.window([rows((8, "u", "x"))], watermark=7)
     b.window(watermark=9)
 
-    assert [(one.waiting, one.first, one.watermark) for one in told] == [
+    assert [(one.waiting, one.first, one.watermark) for one in reported] == [
         (2, 3, None), (3, 3, None), (2, 5, 3), (2, 8, 7), (0, None, 9),
     ]  # fmt: skip
 
 
 def test_runs_of_rules_that_go_are_counted_no_more_and_those_handed_over_are() -> None:
-    told: list[WindowMetrics] = []
-    b, first = watched(told), rule_set(rule("r", 1, "AC"), rule("s", 1, "AC"))
+    reported: list[WindowMetrics] = []
+    b, first = watched(reported), rule_set(rule("r", 1, "AC"), rule("s", 1, "AC"))
     b.window([rows((1, "u", "A"))], rules=first)
     b.window(watermark=1)
 
@@ -106,23 +106,23 @@ def test_runs_of_rules_that_go_are_counted_no_more_and_those_handed_over_are() -
         )
     )
 
-    assert alive(told) == {"r": 1}
+    assert alive(reported) == {"r": 1}
 
 
-def test_a_rule_that_stops_is_told_with_its_window() -> None:
+def test_a_rule_that_stops_is_reported_with_its_window() -> None:
     def fails(row: Any, run: Any) -> bool:
         raise ValueError(row["n"])
 
-    told: list[WindowMetrics] = []
+    reported: list[WindowMetrics] = []
     bad = PatternProcessor(
         id="bad", version=3, pattern=Pattern.begin("a").where(fails), on_error="disable"
     )
-    b = watched(told, functions={"fails": fails})
+    b = watched(reported, functions={"fails": fails})
     b.window([rows((1, "u", "A"))], rules=rule_set(bad))
 
     b.window(watermark=1)
 
-    (stopped,) = told[-1].stopped
+    (stopped,) = reported[-1].stopped
     assert (stopped.rule, stopped.version) == ("bad", 3)
     assert "ValueError: A" in stopped.problem
 
@@ -215,12 +215,12 @@ def traffic(random: Random) -> None:
             events += [(time, user, letter) for user in users]
         random.shuffle(events)
         passed = max(passed, time - random.randrange(3))
-        told = b.window([rows(*events)], rules=change, watermark=passed)
-        for match in told.of("matches"):
+        reported = b.window([rows(*events)], rules=change, watermark=passed)
+        for match in reported.of("matches"):
             assert match["version"] == version
             letters = "".join(e["n"] for taken in match["events"].values() for e in taken)
             assert letters == ("AC" if version % 2 else "ABC")
-        assert len(told.of("matches")) % len(users) == 0, "all users in one window"
+        assert len(reported.of("matches")) % len(users) == 0, "all users in one window"
 
 
 def test_all_buckets_change_in_one_window() -> None:

@@ -131,10 +131,10 @@ def check_timeouts(pattern: Pattern, events: list[tuple[str, int]]) -> None:
         return
     note(f"{pattern}")
 
-    told = over(automaton, events)
+    reported = over(automaton, events)
 
-    assert len(told) == len(set(told))
-    assert set(told) == oracle_of(pattern, automaton, events).timeouts()
+    assert len(reported) == len(set(reported))
+    assert set(reported) == oracle_of(pattern, automaton, events).timeouts()
 
 
 NEVER_TAKEN = 'n == "c"'

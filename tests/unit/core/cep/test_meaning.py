@@ -43,7 +43,7 @@ def chain(*parts: str) -> Pattern:
     return pattern
 
 
-class Told:
+class Matched:
     """What came of events that are fed one after the other, a microsecond apart if not said."""
 
     def __init__(self, pattern: Pattern, words: str, *times: int) -> None:
@@ -57,7 +57,7 @@ class Told:
             self._take(self.matcher.process(Event(seq, time, {"n": word, "v": seq})), word)
         self.alive = len(self.matcher.runs)
 
-    def end(self, time: int = END) -> Told:
+    def end(self, time: int = END) -> Matched:
         self._take(self.matcher.advance(time), "end")
         return self
 
@@ -70,14 +70,14 @@ class Told:
         self.found += [f"{written(each)} @{at}" for each in answer[0]]
 
 
-def written(told: PatternMatch | Timeout) -> str:
-    stages = told.events.values()
+def written(reported: PatternMatch | Timeout) -> str:
+    stages = reported.events.values()
     return " ".join("".join(event.row["n"] for event in taken) for taken in stages)
 
 
 def matches(pattern: Pattern, words: str, *times: int) -> set[str]:
     """Return all matches without where they came out; each has to come once."""
-    found = [each.split(" @")[0] for each in Told(pattern, words, *times).end().found]
+    found = [each.split(" @")[0] for each in Matched(pattern, words, *times).end().found]
     assert len(found) == len(set(found))
     return set(found)
 
@@ -181,7 +181,7 @@ NEGATED: list[tuple[str, Shape, str, list[str]]] = [
     ("shape", "words", "expected"), [row[1:] for row in NEGATED], ids=[row[0] for row in NEGATED]
 )
 def test_what_must_not_come(shape: Shape, words: str, expected: list[str]) -> None:
-    assert Told(shape(), words).end().found == expected
+    assert Matched(shape(), words).end().found == expected
 
 
 LOOP = "b1 b2 b3 c"
@@ -199,24 +199,24 @@ SKIPS: list[tuple[dict[str, Any], list[str], int]] = [
     ("skip", "expected", "alive"), SKIPS, ids=[r[0]["strategy"] for r in SKIPS]
 )
 def test_what_a_match_gives_up(skip: dict[str, Any], expected: list[str], alive: int) -> None:
-    told = Told(then(begin("b", **skip).one_or_more(), "next", "c"), LOOP)
+    reported = Matched(then(begin("b", **skip).one_or_more(), "next", "c"), LOOP)
 
-    assert (told.found, told.alive) == (expected, alive)
+    assert (reported.found, reported.alive) == (expected, alive)
 
 
 def test_where_nothing_goes_on_the_matches_that_waited_come() -> None:
     loop = begin("b", strategy="skip_to_first", stage="b").one_or_more().consecutive().greedy()
 
-    assert Told(then(loop, "next", "c"), LOOP).found == ["b1b2b3 c @c", "b2b3 c @c", "b3 c @c"]
+    assert Matched(then(loop, "next", "c"), LOOP).found == ["b1b2b3 c @c", "b2b3 c @c", "b3 c @c"]
 
 
 def test_a_match_that_is_given_up_while_it_waits_never_comes() -> None:
     skip = {"strategy": "skip_past_last"}
     pattern = then(then(begin("x", "ab", **skip), "followed_by", "y", "cd"), "next", "z", "d")
     pattern = pattern.or_('n == "e" && startsWith(last(x.n), "a")').within("9us")
-    told = Told(pattern, "a b c d", 0, 1, 2, 3)
+    reported = Matched(pattern, "a b c d", 0, 1, 2, 3)
 
-    assert told.end().found == ["a c d @d"]
+    assert reported.end().found == ["a c d @d"]
 
 
 def test_a_miss_is_an_error_only_where_it_was_asked_for() -> None:
@@ -226,7 +226,7 @@ def test_a_miss_is_an_error_only_where_it_was_asked_for() -> None:
 
     assert matches(shape().within("9us"), "a c") == {"a c"}
     with pytest.raises(RunError, match="stage `b` took no event of the match"):
-        Told(shape(throw_on_miss=True), "a c")
+        Matched(shape(throw_on_miss=True), "a c")
 
 
 TIMES: list[tuple[str, Shape, str, tuple[int, ...], set[str], list[tuple[str, int]]]] = [
@@ -272,7 +272,7 @@ def test_windows_are_exclusive(
     over: list[tuple[str, int]],
 ) -> None:
     assert matches(shape(), words, *times) == expected
-    assert Told(shape(), words, *times).end().over() == over
+    assert Matched(shape(), words, *times).end().over() == over
 
 
 @pytest.mark.parametrize(
@@ -284,18 +284,20 @@ def test_windows_are_exclusive(
         ("a", (1,), ["a @end"]),
     ],
 )
-def test_a_negated_end_is_decided_by_the_window_and_told_with_both_times(
+def test_a_negated_end_is_decided_by_the_window_and_reported_with_both_times(
     words: str, times: tuple[int, ...], expected: list[str]
 ) -> None:
-    told = Told(chain("a", "!b").within("5us"), words, *times).end(20)
+    reported = Matched(chain("a", "!b").within("5us"), words, *times).end(20)
 
-    assert told.found == expected
+    assert reported.found == expected
     noticed = times[-1] if len(times) > 1 else 20
-    assert [(each.time, each.noticed) for each in told.matches] == [(6, noticed)] * len(expected)
+    assert [(each.time, each.noticed) for each in reported.matches] == [(6, noticed)] * len(
+        expected
+    )
 
 
 def test_equal_events_are_events_of_their_own() -> None:
-    assert Told(then(begin("a").times(2), "followed_by", "b"), "a a a b").found == [
+    assert Matched(then(begin("a").times(2), "followed_by", "b"), "a a a b").found == [
         "aa b @b", "aa b @b",
     ]  # fmt: skip
 

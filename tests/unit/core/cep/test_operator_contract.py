@@ -79,7 +79,7 @@ def test_rows_without_a_time_are_late_also_before_there_is_a_watermark() -> None
     assert len(bucket.window(watermark=1).of("matches")) == 1
 
 
-def test_a_match_that_waits_holds_the_watermark_until_it_is_told() -> None:
+def test_a_match_that_waits_holds_the_watermark_until_it_is_reported() -> None:
     pattern = (
         Pattern.begin("x", skip=Skip(strategy="skip_past_last")).where('n == "A" || n == "B"')
         .followed_by("y").where('n == "C" && last(x.n) == "B"').within("20us")
@@ -270,7 +270,7 @@ def raising(row: Any, run: Any) -> bool:
     return bool(row["n"] == "A")
 
 
-def test_a_rule_that_fails_in_several_buckets_is_told_by_each_and_is_one_tuple() -> None:
+def test_a_rule_that_fails_in_several_buckets_is_reported_by_each_and_is_one_tuple() -> None:
     functions = {"raising": raising}
     rules, _ = RuleSet().apply_update(
         [
@@ -295,7 +295,7 @@ def test_a_rule_that_fails_in_several_buckets_is_told_by_each_and_is_one_tuple()
     assert next(iter(sent.values())).type == RuleStopped.__name__
 
 
-def test_late_rows_are_told_once_where_a_rule_is_off_in_some_buckets_alone() -> None:
+def test_late_rows_are_reported_once_where_a_rule_is_off_in_some_buckets_alone() -> None:
     off = PatternProcessor(
         id="a", version=1, pattern=Pattern.begin("a").where(raising), key=("n",),
         on_error="disable",
@@ -415,8 +415,8 @@ def test_a_function_may_take_what_timed_out() -> None:
 
     emitted = bucket.window(watermark=60)
 
-    told = [(row["who"], row["sum"]) for row in emitted.of("alert")]
-    assert told == [("`B` at 55", None), (None, 55)]
+    reported = [(row["who"], row["sum"]) for row in emitted.of("alert")]
+    assert reported == [("`B` at 55", None), (None, 55)]
     assert emitted.of("timeouts") == []
 
 
@@ -477,7 +477,7 @@ def test_a_function_that_fails_turns_its_rule_off_or_fails_the_query(
         assert not bucket.window(watermark=9).rows
 
 
-def test_a_rule_whose_function_failed_is_told_no_further_in_its_batch() -> None:
+def test_a_rule_whose_function_failed_is_reported_no_further_in_its_batch() -> None:
     def first_only(found: MatchedEvents) -> Any:
         if found.events["A"][0]["v"] == 1:
             raise ValueError("not this one")
@@ -500,9 +500,9 @@ def test_a_rule_whose_function_failed_is_told_no_further_in_its_batch() -> None:
 def test_limits_of_a_rule_hold_for_each_key_and_what_is_given_up_is_counted(
     policy: str, taken: list[int], dropped: int
 ) -> None:
-    told: list[WindowMetrics] = []
+    reported: list[WindowMetrics] = []
     rules = rule_set(sequence("AC"), limits=RunLimits(runs=2, policy=policy))
-    bucket = Bucket(lambda: operator(rules, watch=told.append))
+    bucket = Bucket(lambda: operator(rules, watch=reported.append))
     events: list[tuple[Any, ...]] = [(t, "A", "u1", t) for t in (1, 2, 3)]
     events += [(4, "x"), (5, "C", "u1"), (6, "A", "u2", 6), (7, "C", "u2")]
     emitted = []
@@ -512,7 +512,7 @@ def test_limits_of_a_rule_hold_for_each_key_and_what_is_given_up_is_counted(
 
     found = [row["events"]["A"][0]["v"] for each in emitted for row in each.of("matches")]
     assert found == taken
-    assert sum(one.dropped for window in told for one in window.rules) == dropped
+    assert sum(one.dropped for window in reported for one in window.rules) == dropped
 
 
 @pytest.mark.parametrize("on_error", ["disable", "fail"])

@@ -124,10 +124,10 @@ class Run:
             [batch] if rows else [], rules=rules, relevant=relevant, watermark=mark
         )
         self.late |= {row["seq"] for row in emitted.of("late")}
-        return told(emitted)
+        return reported(emitted)
 
 
-def told(emitted: Emitted) -> Counter[str]:
+def reported(emitted: Emitted) -> Counter[str]:
     """Return matches and time-outs, with all that is said of them."""
     return Counter(
         json.dumps([output, row], sort_keys=True, default=str)

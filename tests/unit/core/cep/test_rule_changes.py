@@ -60,7 +60,7 @@ def bucket(**fields: Any) -> Bucket:
     return Bucket(lambda: PatternOperator(**given))
 
 
-def told(*emitted: Emitted) -> list[tuple[str, int, str]]:
+def reported(*emitted: Emitted) -> list[tuple[str, int, str]]:
     """Return rule, version and letters of each match."""
     found = []
     for each in emitted:
@@ -75,7 +75,7 @@ def test_d1_a_rule_matches() -> None:
 
     b.window([rows((1, "A"), (2, "C"))], rules=rule_set(rule("r1", 1, "AC")))
 
-    assert told(b.window(watermark=2)) == [("r1", 1, "AC")]
+    assert reported(b.window(watermark=2)) == [("r1", 1, "AC")]
 
 
 def test_d2_a_new_rule_sees_only_what_comes_later() -> None:
@@ -86,7 +86,7 @@ def test_d2_a_new_rule_sees_only_what_comes_later() -> None:
 
     b.window([rows((2, "C"), (3, "A"), (4, "C"))], rules=both)
 
-    assert told(b.window(watermark=4)) == [
+    assert reported(b.window(watermark=4)) == [
         ("r1", 1, "AC"), ("r1", 1, "AC"), ("r2", 1, "AC"),
     ]  # fmt: skip
 
@@ -97,7 +97,7 @@ def test_a_new_rule_sees_rows_that_arrived_before_it_and_still_wait() -> None:
 
     b.window([rows((2, "C"))], rules=rule_set(rule("r1", 1, "AC")))
 
-    assert told(b.window(watermark=5)) == [("r1", 1, "AC")]
+    assert reported(b.window(watermark=5)) == [("r1", 1, "AC")]
 
 
 def test_rows_that_wait_when_a_rule_is_replaced_are_evaluated_by_its_new_version() -> None:
@@ -106,8 +106,8 @@ def test_rows_that_wait_when_a_rule_is_replaced_are_evaluated_by_its_new_version
     b.window([rows((1, "A"), (2, "B"), (3, "C"))], rules=old)
     b.window([rows((4, "B"))], rules=new)
 
-    assert told(b.window([rows((5, "C"))], watermark=4)) == [("r1", 2, "BC")]
-    assert told(b.window(watermark=5)) == [("r1", 2, "BC")]
+    assert reported(b.window([rows((5, "C"))], watermark=4)) == [("r1", 2, "BC")]
+    assert reported(b.window(watermark=5)) == [("r1", 2, "BC")]
 
 
 def test_the_rules_of_the_window_that_releases_a_row_evaluate_it() -> None:
@@ -117,7 +117,7 @@ def test_the_rules_of_the_window_that_releases_a_row_evaluate_it() -> None:
     first = b.window(watermark=1)
     second = b.window(rules=rule_set(rule("r1", 2, "A"), before=old), watermark=2)
 
-    assert told(first, second) == [("r1", 1, "A"), ("r1", 2, "A")]
+    assert reported(first, second) == [("r1", 1, "A"), ("r1", 2, "A")]
 
 
 def test_waiting_rows_before_the_time_of_a_scheduled_version_are_the_old_ones() -> None:
@@ -154,10 +154,10 @@ def test_d3_a_new_version_knows_nothing_of_the_old_one() -> None:
     b.window(watermark=1)
     b.window([rows((2, "C"), (3, "B"), (4, "C"))], rules=new)
 
-    assert told(b.window(watermark=4)) == []
+    assert reported(b.window(watermark=4)) == []
 
     b.window([rows((5, "A"), (6, "B"), (7, "C"))])
-    assert told(b.window(watermark=7)) == [("r1", 2, "ABC")]
+    assert reported(b.window(watermark=7)) == [("r1", 2, "ABC")]
 
 
 def test_d4_the_same_version_again_keeps_partial_matches() -> None:
@@ -167,7 +167,7 @@ def test_d4_the_same_version_again_keeps_partial_matches() -> None:
 
     b.window([rows((2, "C"))], rules=rule_set(one, before=rule_set(one)))
 
-    assert told(b.window(watermark=2)) == [("r1", 1, "AC")]
+    assert reported(b.window(watermark=2)) == [("r1", 1, "AC")]
 
 
 def test_d5_a_rule_that_is_gone_matches_nothing_and_its_state_is_freed() -> None:
@@ -178,7 +178,7 @@ def test_d5_a_rule_that_is_gone_matches_nothing_and_its_state_is_freed() -> None
 
     b.window([rows((2, "C"))], rules=rule_set())
 
-    assert told(b.window(watermark=2)) == []
+    assert reported(b.window(watermark=2)) == []
     assert not any(name.startswith("runs/") and blob for name, blob in b.blobs.items())
 
 
@@ -204,7 +204,7 @@ def test_d7_rules_with_keys_of_their_own_match_by_them() -> None:
     assert times == [[1, 3], [1, 2]]
 
 
-def test_d7_late_rows_are_told_once_however_many_keys() -> None:
+def test_d7_late_rows_are_reported_once_however_many_keys() -> None:
     rules = rule_set(rule("r1", 1, "AC", key=("user",)), rule("r2", 1, "AC", key=("item",)))
     b = bucket(copied=True)
     b.window(rules=rules, watermark=5)
@@ -223,7 +223,7 @@ def test_d8_a_scheduled_version_sees_what_is_not_before_its_time_again_in_a_repl
         b.window(rules=old)
         b.window([rows((8, "A"), (8, "B"), (9, "C"), (9, "A"), (10, "B"))], rules=new)
         emitted = [b.window([rows((11, "C"))], watermark=9)]
-        return told(*emitted, b.window(watermark=10), b.window(watermark=11))
+        return reported(*emitted, b.window(watermark=10), b.window(watermark=11))
 
     # The old version's second A waits for a C before 10; none comes. The new one sees no B of 8.
     assert run() == run() == [("r1", 1, "AC"), ("r1", 2, "BC")]
@@ -236,7 +236,7 @@ def test_d8_until_its_time_the_old_version_goes_on() -> None:
     b.window([rows((1, "A"))], rules=old)
     b.window([rows((9, "C"))], rules=new, watermark=1)
 
-    assert told(b.window(watermark=9)) == [("r1", 1, "AC")]
+    assert reported(b.window(watermark=9)) == [("r1", 1, "AC")]
     b.window(watermark=10)
     assert b.last is not None
     assert list(b.last.engine.active) == [("r1", 2)]
@@ -251,7 +251,7 @@ def test_d8_in_processing_time_the_first_window_not_before_its_time_has_it() -> 
     emitted = [b.window([rows((0, "C"))], rules=new, clock=9)]
     emitted.append(b.window([rows((0, "B"), (0, "C"), (0, "A"), (0, "C"))], clock=10))
 
-    assert told(*emitted) == [("r1", 1, "AC"), ("r1", 2, "BC")]
+    assert reported(*emitted) == [("r1", 1, "AC"), ("r1", 2, "BC")]
 
 
 def test_d9_a_time_in_the_past_is_at_once() -> None:
@@ -260,7 +260,7 @@ def test_d9_a_time_in_the_past_is_at_once() -> None:
 
     b.window([rows((101, "A"), (102, "C"))], rules=rule_set(rule("r1", 1, "AC", scheduled=7)))
 
-    assert told(b.window(watermark=102)) == [("r1", 1, "AC")]
+    assert reported(b.window(watermark=102)) == [("r1", 1, "AC")]
 
 
 def test_d10_both_rules_go_on_after_a_restart_and_a_change_comes_in_order() -> None:
@@ -275,7 +275,7 @@ def test_d10_both_rules_go_on_after_a_restart_and_a_change_comes_in_order() -> N
     first = again.window(watermark=3)
     second = again.window(rules=rule_set(rule("r1", 1, "AC"), before=both), watermark=4)
 
-    assert told(first, second) == [("r1", 1, "AC"), ("r2", 1, "BC")]
+    assert reported(first, second) == [("r1", 1, "AC"), ("r2", 1, "BC")]
     assert again.last is not None
     assert list(again.last.engine.active) == [("r1", 1)]
 
@@ -329,14 +329,14 @@ def failing(**fields: Any) -> PatternProcessor:
     return PatternProcessor(id="r3", version=1, pattern=pattern, **fields)
 
 
-def test_d12_a_rule_that_raises_is_off_and_told_and_the_others_go_on() -> None:
+def test_d12_a_rule_that_raises_is_off_and_reported_and_the_others_go_on() -> None:
     rules = rule_set(rule("r1", 1, "AC"), failing(on_error="disable"))
     b = bucket(functions={"raising": raising})
     b.window([rows((1, "A"), (2, "X"), (3, "C"))], rules=rules)
 
     emitted = b.window(watermark=3)
 
-    assert told(emitted) == [("r3", 1, "A"), ("r1", 1, "AC")]
+    assert reported(emitted) == [("r3", 1, "A"), ("r1", 1, "AC")]
     assert emitted.of("errors") == [
         {
             "rule": "r3",
@@ -357,7 +357,7 @@ def test_d12_a_rule_that_raised_is_asked_nothing_more_in_its_window() -> None:
     emitted = b.window([rows((1, "X")), rows((2, "X")), rows((3, "A"))], rules=rules)
 
     assert len(emitted.of("errors")) == 1
-    assert told(emitted) == []
+    assert reported(emitted) == []
 
 
 def test_d12_by_default_a_rule_that_raises_fails_the_query_and_is_named() -> None:
@@ -417,8 +417,8 @@ def check_change(events: Traffic, change: int) -> None:
                 mine = int(user[1]) % buckets == number
                 given = [rows((time, letter, user))] if mine else []
                 rules = new if time - 1 == change else None
-                found += told(b.window(given, rules=rules, watermark=time - 1))
-        return sorted(found + [each for b in parts for each in told(b.window(watermark=100))])
+                found += reported(b.window(given, rules=rules, watermark=time - 1))
+        return sorted(found + [each for b in parts for each in reported(b.window(watermark=100))])
 
     assert run(4) == run(1)
     assert not any(version == 2 and letters == "AC" for _, version, letters in run(1))
@@ -459,7 +459,7 @@ def test_a_new_version_that_differs_in_conditions_only_may_keep_partial_matches(
         b.window(watermark=1)
         new = rule_set(limit(2, "D", keep_matches=keep), before=old)
         b.window([rows((2, "D"))], rules=new)
-        assert told(b.window(watermark=2)) == expected
+        assert reported(b.window(watermark=2)) == expected
 
 
 def from_a_to(letter: str, version: int, **fields: Any) -> PatternProcessor:
@@ -492,7 +492,7 @@ def test_a_scheduled_version_takes_over_partial_matches_at_its_time(cut: int, ke
     matches = [row["events"] for each in emitted for row in each.of("matches")]
     times = [[e["t"] for events in one.values() for e in events] for one in matches]
     assert times == ([[5, 12], [8, 12], [10, 12]] if keep else [[10, 12]])
-    assert {version for _, version, _ in told(*emitted)} == {2}
+    assert {version for _, version, _ in reported(*emitted)} == {2}
     over = [(row["version"], row["time"].microsecond) for e in emitted for row in e.of("timeouts")]
     assert over == []
     assert b.last is not None
@@ -513,7 +513,7 @@ def test_what_a_scheduled_version_takes_over_goes_on_over_windows_and_ends_in_ti
     assert [(row["version"], row["time"].microsecond) for row in emitted.of("timeouts")] == [
         (2, 14)
     ]
-    assert told(b.window(watermark=16)) == [("r1", 2, "AD")]
+    assert reported(b.window(watermark=16)) == [("r1", 2, "AD")]
 
 
 def test_a_version_that_takes_over_sees_rows_that_wait_from_its_time_on() -> None:
@@ -539,7 +539,7 @@ def test_a_set_that_still_has_the_version_before_hides_no_rows_of_the_one_that_t
     b.window([rows((13, "D"))], watermark=12)
     more = rule_set(*new.rules["r1"], rule("r2", 1, "A"), before=new)
 
-    assert told(b.window(rules=more, watermark=20)) == [("r1", 2, "AD"), ("r1", 2, "AD")]
+    assert reported(b.window(rules=more, watermark=20)) == [("r1", 2, "AD"), ("r1", 2, "AD")]
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -554,7 +554,7 @@ def test_in_processing_time_they_are_taken_over_by_the_first_window_not_before_i
 
     emitted = b.window([rows((0, "A"), (0, "D"))], rules=new if late else None, clock=11)
 
-    assert told(emitted) == [("r1", 2, "AD"), ("r1", 2, "AD")]
+    assert reported(emitted) == [("r1", 2, "AD"), ("r1", 2, "AD")]
 
 
 @pytest.mark.parametrize("time", ["event", "processing"])
@@ -579,7 +579,7 @@ def test_two_versions_take_over_in_one_window_without_rows() -> None:
     emitted = b.window([rows((16, "E"))], watermark=15).of("timeouts")
 
     assert [(row["version"], row["time"].microsecond) for row in emitted] == [(3, 14)]
-    assert told(b.window(watermark=16)) == [("r1", 3, "AE")]
+    assert reported(b.window(watermark=16)) == [("r1", 3, "AE")]
 
 
 @pytest.mark.parametrize("between", [[], [rows((10, "X"))]])
@@ -595,7 +595,7 @@ def test_an_immediate_version_gets_no_partial_matches_that_a_scheduled_one_has_e
 
     b.window([rows((13, "E"))], rules=third)
 
-    assert told(b.window(watermark=13)) == []
+    assert reported(b.window(watermark=13)) == []
 
 
 def test_a_new_version_of_another_shape_keeps_nothing() -> None:
@@ -605,7 +605,7 @@ def test_a_new_version_of_another_shape_keeps_nothing() -> None:
     new = rule_set(rule("r1", 2, "ABC", keep_matches=True), before=old)
     b.window([rows((2, "B"), (3, "C"))], rules=new)
 
-    assert told(b.window(watermark=3)) == []
+    assert reported(b.window(watermark=3)) == []
 
 
 def test_a_rule_set_is_read_as_it_was_written() -> None:

@@ -122,7 +122,7 @@ def jobs(draw: Any) -> tuple[list[PatternProcessor], list[list[dict[str, Any]]]]
     return rules, batches
 
 
-def told(result: RuleResult) -> tuple[Any, ...]:
+def reported(result: RuleResult) -> tuple[Any, ...]:
     out = result.outcome
     if isinstance(out, RunError):
         return (*result[:3], str(out), result.trigger)
@@ -157,11 +157,11 @@ def ran(
         columns = pa.RecordBatch.from_pylist(batch, SCHEMA)
         zeros = pa.repeat(pa.scalar(0), len(batch))
         rows = OrderedRows(columns, columns["t"], zeros, columns["seq"], 0)
-        seen.append([told(each) for each in engine.process(rows)])
+        seen.append([reported(each) for each in engine.process(rows)])
         seen.append({rule.id: str(engine.run_states(rule.id)) for rule in rules})
         engine.keys.save()
         seen.append([engine.keys.first_held(), list(engine.failed)])
-    over = [told(each) for each in engine.advance(END)]
+    over = [reported(each) for each in engine.advance(END)]
     seen.append(sorted(over, key=lambda each: each[:3]))  # of rules and keys no order is promised
     seen += [replace(each.metrics, nanoseconds=0) for each in engine.active.values()]
     return seen
@@ -258,7 +258,7 @@ BRANCHED = [
         (BRANCHED[1:] * 2, "aab", "ac", 2),
     ],
 )
-def test_runs_taken_over_from_a_version_that_branched_are_told_as_matchers_tell_them(
+def test_runs_taken_over_from_a_version_that_branched_are_reported_as_matchers_report_them(
     versions: list[Pattern], first: str, then: str, count: int
 ) -> None:
     old, new = (
@@ -283,7 +283,7 @@ def test_runs_taken_over_from_a_version_that_branched_are_told_as_matchers_tell_
             columns = [pa.array(list(names)), pa.array([1] * len(names)), numbers, numbers]
             batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
             rows = OrderedRows(batch, numbers, pa.array([window] * len(names)), numbers, 0)
-            found += [told(each) for each in engine.process(rows)]
+            found += [reported(each) for each in engine.process(rows)]
             engine.keys.save()
         return [*found, str(engine.run_states("r"))]
 

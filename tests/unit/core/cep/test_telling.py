@@ -32,7 +32,7 @@ def no_rule(name: str, version: int) -> PatternProcessor:
     raise AssertionError(f"{name}, {version} is asked for")
 
 
-def told(nodes: list[RunNode]) -> list[dict[str, list[Any]]]:
+def reported(nodes: list[RunNode]) -> list[dict[str, list[Any]]]:
     """What a teller writes of the matches that end with nodes."""
     results = [RuleResult("r", 1, (), PatternMatch(node, NAMES, 0, 0), 0) for node in nodes]
     ((_, batch),) = OutputWriter({}).write(results, no_rule).batches
@@ -50,7 +50,7 @@ def alone(node: RunNode) -> dict[str, list[Mapping[str, Any]]]:
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(-1, 9)), min_size=1),
     st.integers(0, 9),
 )
-def test_runs_with_a_common_past_are_told_as_if_they_were_alone(
+def test_runs_with_a_common_past_are_reported_as_if_they_were_alone(
     rows: list[dict[str, Any]], steps: list[tuple[int, int, int]], cut: int
 ) -> None:
     events = [Event(number, number, row) for number, row in enumerate(rows)]
@@ -61,22 +61,24 @@ def test_runs_with_a_common_past_are_told_as_if_they_were_alone(
     first, second = nodes[:cut], nodes[cut:]
     for part in (first, second, nodes):  # again what was told before
         if part:
-            assert told(part) == [alone(node) for node in part]
+            assert reported(part) == [alone(node) for node in part]
 
 
-def test_stages_are_told_in_the_order_of_the_pattern_where_a_group_comes_back() -> None:
+def test_stages_are_reported_in_the_order_of_the_pattern_where_a_group_comes_back() -> None:
     rows = [Event(n, n, {"n": n}) for n in range(4)]
     node: RunNode | None = None
     for event, stage in zip(rows, (0, 1, 0, 1), strict=True):
         node = RunNode(event, stage, node)
     assert node is not None
-    (found,) = told([node])
+    (found,) = reported([node])
     assert found == {"a": [{"n": 0}, {"n": 2}], 'b "quoted"': [{"n": 1}, {"n": 3}]}
     assert list(found) == ["a", 'b "quoted"']
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_rows_that_hold_the_end_of_one_and_the_begin_of_the_next_are_told_whole(count: int) -> None:
+def test_rows_that_hold_the_end_of_one_and_the_begin_of_the_next_are_reported_whole(
+    count: int,
+) -> None:
     rows = [{"n": [{"n": 1}, {"n": 2}], "v": '},{"n":'} for _ in range(count)]
     nodes = [RunNode(Event(n, n, row), 0, None) for n, row in enumerate(rows)]
-    assert [each["a"] for each in told(nodes)] == [[row] for row in rows]
+    assert [each["a"] for each in reported(nodes)] == [[row] for row in rows]

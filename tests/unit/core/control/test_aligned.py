@@ -60,11 +60,11 @@ def test_rows_and_immediate_tuples_get_numbers_of_their_bucket_and_output() -> N
     )
     n = outcome.rows_in
     base = 3 << 40
-    told = [
+    reported = [
         (one.output, one.seq - base if isinstance(one, EmittedRows) else one.position - base)
         for one in outcome.emitted
     ]
-    assert told == [("a", 0), ("b", 0), ("a", n), ("b", 1), ("a", n + 1)]
+    assert reported == [("a", 0), ("b", 0), ("a", n), ("b", 1), ("a", n + 1)]
     assert outcome.rows_out == 2 * n + 1
 
 
@@ -200,7 +200,7 @@ def test_after_the_window_an_operator_emits_nothing_also_if_it_failed() -> None:
             operator.emit(batch(a=[1]))
 
 
-def test_an_operator_that_says_neither_true_nor_false_is_told() -> None:
+def test_an_operator_that_says_neither_true_nor_false_is_reported() -> None:
     class Forgetful(Operator):
         def process_control(self, port: str, control: ControlTuple) -> bool:
             return None  # type: ignore[return-value]
@@ -343,13 +343,13 @@ class Making(TwoOutputs):
 
 def test_a_runner_that_does_not_report_delivers_and_counts_the_same() -> None:
     given = sent(control(0), control(1))
-    told = AlignedRunner(Seeing, stage()).run(window(), given, {})
+    reported = AlignedRunner(Seeing, stage()).run(window(), given, {})
     quiet = AlignedRunner(Seeing, stage(), report=False).run(window(), given, {})
-    assert (len(told.applied), quiet.applied) == (2, ())
-    assert (quiet.control, quiet.emitted) == (told.control, told.emitted)
+    assert (len(reported.applied), quiet.applied) == (2, ())
+    assert (quiet.control, quiet.emitted) == (reported.control, reported.emitted)
 
 
-def test_windows_with_as_many_other_tuples_are_told_apart() -> None:
+def test_windows_with_as_many_other_tuples_are_distinguished() -> None:
     for first in (0, 2, 0):
         run(Seeing, [*sent(control(first)), *sent(control(first + 1))])
     assert [seen for _, seen in Seeing.seen] == [f"e/1/{n}" for n in (0, 1, 2, 3, 0, 1)]
@@ -387,20 +387,20 @@ def test_what_stands_in_a_control_log_has_its_identity_from_there() -> None:
 
 
 def test_time_that_passes_behind_the_rows_holds_to_the_end_of_the_window() -> None:
-    told: list[tuple[str, int | None]] = []
+    reported: list[tuple[str, int | None]] = []
 
     class Telling(Operator):
         def process(self, port: str, batch: pa.RecordBatch) -> None:
-            told.append(("process", self.window.watermark))
+            reported.append(("process", self.window.watermark))
 
         def end_window(self) -> None:
-            told.append(("end", self.window.watermark))
+            reported.append(("end", self.window.watermark))
 
         def wake_at(self) -> int | None:
-            told.append(("wake", self.window.watermark))
+            reported.append(("wake", self.window.watermark))
             return None
 
     given = replace(window(), watermark=3, later=7)
     outcome = AlignedRunner(Telling, stage(given.buckets)).run(given, rows(1), {})
-    assert told == [("process", 3), ("end", 7), ("wake", 7)]
+    assert reported == [("process", 3), ("end", 7), ("wake", 7)]
     assert outcome.watermark == 7

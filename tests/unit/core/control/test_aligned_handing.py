@@ -174,9 +174,9 @@ def test_a_tuple_that_nobody_can_be_handed_fails_the_window_or_passes_the_operat
     outcome = ran(stage(4, pass_invalid=True))
     assert (emitted(outcome), outcome.applied, Typed.seen) == ([one], (), [])
     assert outcome.control[one.delivery] == ControlCounts(received=1, refused=1, emitted=1)
-    (told,) = outcome.refused
-    assert why in told
-    assert "on_invalid" not in told
+    (reported,) = outcome.refused
+    assert why in reported
+    assert "on_invalid" not in reported
     assert [name for name in outcome.changes if name != "~meta"] == []
 
 

@@ -143,7 +143,7 @@ def test_keys_are_spread_evenly() -> None:
         assert max(found.values()) < 1_200
 
 
-def test_keys_of_several_columns_are_told_apart_by_place() -> None:
+def test_keys_of_several_columns_are_distinguished_by_place() -> None:
     layout = Layout(port="in", buckets=1 << 16, key=(("a", pa.string()), ("b", pa.string())))
     rows = batch(a=["x", "y", "x"], b=["y", "x", "y"])
     one, other, again = assign_buckets(rows, layout, consecutive_numbers(0, 3)).to_pylist()
@@ -283,7 +283,7 @@ def test_control_that_looks_alike_is_not_taken_for_what_was_read_before() -> Non
     assert found == [0, 1, 0, 1]
 
 
-def test_control_of_a_new_list_is_written_anew() -> None:
+def test_control_of_a_new_list_is_written_again() -> None:
     for seqs in ([0, 1], [2, 3], [0, 1]):
         rows = to_batch([(at, control(seq)) for at, seq in enumerate(seqs)])
         assert rows.column("seq").to_pylist() == seqs

@@ -43,8 +43,8 @@ from support.aligned.graphs import (
     layout_of,
     names_of,
     note,
+    reported,
     sink,
-    told,
     turns,
 )
 from support.aligned.model import simulate
@@ -204,7 +204,7 @@ def test_a_scenario(one: Scenario) -> None:
     script = turns(*one.script, watermarks=one.watermarks)
     names = names_of(script)
     for plant in (Plant(one.graph), *(Plant(one.graph, Wild(seed)) for seed in SEEDS)):
-        seen = told(plant.run(script).log, names)
+        seen = reported(plant.run(script).log, names)
         assert [seen.get(turn.number) for turn in script] == list(one.sees)
         assert plant.log == simulate(one.graph, script)
 
@@ -227,7 +227,7 @@ def test_a9_every_partition_gets_it_once_also_without_data() -> None:
     script = turns("D1 E(a) I(b)")
     for seed in SEEDS:
         plant = Plant(chain(p(), sink(3)), Wild(seed)).run(script)
-        words = [told(plant.log, names_of(script), bucket=at)[1].split() for at in range(3)]
+        words = [reported(plant.log, names_of(script), bucket=at)[1].split() for at in range(3)]
         assert [[word for word in one if word in "ab"] for one in words] == [["b", "a"]] * 3
         assert sorted(word for one in words for word in one if word == "D1") == ["D1"]
 
@@ -236,7 +236,7 @@ def test_a14_new_tuples_of_two_are_two_and_emitted_once_are_one() -> None:
     for once, count in ((False, 2), (True, 1)):
         two = q("block", 2, emits=("begin",), once=once)
         plant = Plant(chain(two, sink())).run(turns("E(a)"))
-        assert len(told(plant.log, {})[1].split()) == count
+        assert len(reported(plant.log, {})[1].split()) == count
 
 
 def test_a15_both_outputs_get_what_goes_on() -> None:
@@ -251,7 +251,7 @@ def test_a15_both_outputs_get_what_goes_on() -> None:
     )
     script = turns("D1 E(a)")
     plant = Plant(graph).run(script)
-    assert [told(plant.log, names_of(script), node) for node in "LR"] == [{1: "D1 a"}] * 2
+    assert [reported(plant.log, names_of(script), node) for node in "LR"] == [{1: "D1 a"}] * 2
 
 
 def diamond(port: str, *inputs: str) -> Graph:
@@ -271,7 +271,7 @@ def test_a16_a_diamond_into_one_port_delivers_once_and_into_two_once_per_port() 
     for graph, sees in ((diamond("x", "x"), "b a"), (diamond("y", "x", "y"), "b b a a")):
         for seed in SEEDS:
             plant = Plant(graph, Wild(seed)).run(script)
-            assert told(plant.log, names_of(script)) == {1: sees}
+            assert reported(plant.log, names_of(script)) == {1: sees}
 
 
 def test_a17_the_end_waits_for_the_data_of_all_ports() -> None:
@@ -285,14 +285,14 @@ def test_a17_the_end_waits_for_the_data_of_all_ports() -> None:
         ),
     )
     script = turns("E(a) D1 D2")
-    assert told(Plant(graph).run(script).log, names_of(script)) == {1: "D1 D2 D1 D2 a"}
+    assert reported(Plant(graph).run(script).log, names_of(script)) == {1: "D1 D2 D1 D2 a"}
 
 
 def test_a20_the_same_identity_in_a_later_window_is_delivered_again() -> None:
     script = turns("E(a)", "E(b)")
     again = [script[0], type(script[1])(number=2, rows=((),), control=script[0].control)]
     plant = Plant(chain(p(), sink())).run(again)
-    assert told(plant.log, names_of(script)) == {1: "a", 2: "a"}
+    assert reported(plant.log, names_of(script)) == {1: "a", 2: "a"}
 
 
 WINDOW = Window(number=1, time=1_000_000, watermark=None, bucket=0, buckets=1)
@@ -357,7 +357,9 @@ def test_a23_a_crash_in_the_middle_changes_nothing_and_the_replay_delivers_once(
 
     graph, script = chain(p(buckets=2), q("forward", 2), sink()), turns("E(a) D1 D2 I(b)")
     plant = Plant(graph, CrashAt(crash)).run(script)
-    assert Counter(told(plant.log, names_of(script))[1].split()) == Counter(["D1", "D2", "a", "b"])
+    assert Counter(reported(plant.log, names_of(script))[1].split()) == Counter(
+        ["D1", "D2", "a", "b"]
+    )
     assert plant.log == simulate(graph, script)
 
 
@@ -371,7 +373,7 @@ def test_a24_with_another_number_of_partitions_from_window_to_window_it_comes_on
 
     graph, script = chain(p(buckets=6), sink()), turns("E(a) D1", "E(b) D2", "E(c)")
     plant = Plant(graph, Growing(1)).run(script)
-    assert told(plant.log, names_of(script)) == {1: "D1 a", 2: "D2 b", 3: "c"}
+    assert reported(plant.log, names_of(script)) == {1: "D1 a", 2: "D2 b", 3: "c"}
 
 
 def test_a25_a_payload_that_cannot_be_written_is_refused_where_it_is_emitted() -> None:
@@ -446,7 +448,7 @@ def test_a27_a_file_is_closed_after_its_rows_and_before_those_of_the_next() -> N
     script = turns("D1 D2 E(f1)", "D3 E(f2) D4")
     for seed in SEEDS:
         plant = Plant(chain(p(buckets=3), sink()), Wild(seed)).run(script)
-        words = [told(plant.log, names_of(script))[at].split() for at in (1, 2)]
+        words = [reported(plant.log, names_of(script))[at].split() for at in (1, 2)]
         assert [sorted(words[0][:-1]), words[0][-1]] == [["D1", "D2"], "f1"]
         assert [sorted(words[1][:-1]), words[1][-1]] == [["D3", "D4"], "f2"]
 

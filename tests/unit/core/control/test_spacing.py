@@ -27,7 +27,7 @@ BASE = sequence(rank=2, part=7)
     cuts=st.sets(st.integers(1, 59), max_size=4),
     counts=st.lists(st.lists(st.integers(0, 9), min_size=5, max_size=5), min_size=1, max_size=3),
 )
-def test_however_often_rows_are_made_anew_runs_and_tuples_between_them_keep_their_order(
+def test_however_often_rows_are_made_again_runs_and_tuples_between_them_keep_their_order(
     rows: int, cuts: set[int], counts: list[list[int]]
 ) -> None:
     bits = slot_bits(rows)

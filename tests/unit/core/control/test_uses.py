@@ -128,7 +128,7 @@ class Line:
         return outcome
 
 
-def told(payload: object, epoch: int, seq: int = 0, **more: Any) -> ControlTuple:
+def reported(payload: object, epoch: int, seq: int = 0, **more: Any) -> ControlTuple:
     kind, text = encode(payload)
     fields: dict[str, Any] = {"delivery": Delivery.END_WINDOW, **more}
     return ControlTuple(
@@ -150,12 +150,12 @@ def test_a_batch_that_begins_and_ends_is_summed_over_several_windows(seed: int) 
     line = Line([Sum], ("customer", "amount"), seed)
     rows = [(k, 1) for k in range(20)]
     assert line.window(rows) == []
-    assert line.window(rows, told(BatchBegin("b"), 2, delivery=Delivery.BEGIN)) == []
-    out = line.window(rows, told(BatchEnd("b"), 3))
+    assert line.window(rows, reported(BatchBegin("b"), 2, delivery=Delivery.BEGIN)) == []
+    out = line.window(rows, reported(BatchEnd("b"), 3))
     assert sum(one["sum"] for one in out) == 40
     assert {one["batch"] for one in out} == {"b"}
     out = line.window(
-        rows, told(BatchBegin("c"), 4, delivery=Delivery.BEGIN), told(BatchEnd("c"), 4, 1)
+        rows, reported(BatchBegin("c"), 4, delivery=Delivery.BEGIN), reported(BatchEnd("c"), 4, 1)
     )
     assert sum(one["sum"] for one in out) == 20
 
@@ -170,7 +170,7 @@ def test_watermarks_do_not_cut_and_of_those_in_one_window_the_last_holds() -> No
             return True
 
     kinds = list_mergeable([Watermark, EndOfFile])
-    epochs = [[told(Watermark(10 * number), number)] for number in range(1, 4)]
+    epochs = [[reported(Watermark(10 * number), number)] for number in range(1, 4)]
     heads = [make_control_head(number, controls) for number, controls in enumerate(epochs)]
     assert count_window_epochs(heads, kinds) == 3
     line = Line([Following])
@@ -185,7 +185,7 @@ def test_a_property_changes_in_the_same_window_in_all_partitions_of_several_oper
     line = Line([Multiply, Multiply, Multiply], ("key", "value"), seed)
     rows = [(k, 1) for k in range(20)]
     assert {one["value"] for one in line.window(rows)} == {1}
-    assert {one["value"] for one in line.window(rows, told(SetFactor(3), 2))} == {1}
+    assert {one["value"] for one in line.window(rows, reported(SetFactor(3), 2))} == {1}
     assert {one["value"] for one in line.window(rows)} == {27}
 
 
@@ -193,8 +193,8 @@ def test_a_property_changes_in_the_same_window_in_all_partitions_of_several_oper
 def test_recording_starts_and_stops_in_the_same_windows_everywhere(seed: int) -> None:
     line = Line([Recorder], seed=seed)
     found = []
-    for number, tell in enumerate([None, True, None, False, None], 1):
-        controls = [] if tell is None else [told(Record(tell), number)]
+    for number, report in enumerate([None, True, None, False, None], 1):
+        controls = [] if report is None else [reported(Record(report), number)]
         out = line.window([(k, number) for k in range(20)], *controls)
         found.append(sorted((one["k"], one["v"]) for one in out))
     windows = [[], [], *([(k, number) for k in range(20)] for number in (3, 4)), []]
@@ -231,8 +231,8 @@ def test_a_file_ends_in_every_bucket_with_its_rows_and_under_one_identity(seed: 
     """A sink closes the file when all buckets have said so: ``BUCKETS`` rows of one identity."""
     epochs: list[tuple[Rows, list[ControlTuple]]] = [
         ([(k, 1) for k in range(10)], []),
-        ([(k, 1) for k in range(5)], [told(EndOfFile("f1"), 1)]),
-        ([(k, 1) for k in range(7)], [told(EndOfFile("f2"), 2)]),
+        ([(k, 1) for k in range(5)], [reported(EndOfFile("f1"), 1)]),
+        ([(k, 1) for k in range(7)], [reported(EndOfFile("f2"), 2)]),
     ]
     line, heads = (
         Line([Filing], seed=seed),
@@ -260,7 +260,7 @@ def test_a_change_at_an_event_time_holds_for_the_same_rows_wherever_windows_are_
         part = rows[low : low + 5]
         random.shuffle(part)
         rows[low : low + 5] = part
-    change = told(SetPrice(2), 1, delivery=Delivery.AT_TIME, at=17 * SECOND)
+    change = reported(SetPrice(2), 1, delivery=Delivery.AT_TIME, at=17 * SECOND)
     line, found, passed = Line([Cash], ("time", "pieces")), dict[int, list[int]](), -1
     size = 40 // windows
     for at in range(0, 40, size):

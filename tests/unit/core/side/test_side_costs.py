@@ -142,9 +142,14 @@ class Counting(dict[str, bytes]):
 def test_windows_that_are_open_are_not_read_by_those_that_need_them_not() -> None:
     """They are many where the watermark lags: only figures of them are read, with one blob."""
     schema = pa.schema([*WORDS, ("t", TIME)])
-    told: dict[str, Any] = {"kind": "list", "schema": schema, "value": "word", "event_time": "t"}
+    reported: dict[str, Any] = {
+        "kind": "list",
+        "schema": schema,
+        "value": "word",
+        "event_time": "t",
+    }
     sides = tuple(
-        SideInput(name=name, windows=fixed(1), **{**told, "ready": ready})
+        SideInput(name=name, windows=fixed(1), **{**reported, "ready": ready})
         for name, ready in (("words", "watermark"), ("loads", "complete"))
     )
     join = SideJoin(schema=MAIN, inputs=sides, event_time="t", windows=fixed(1))

@@ -86,18 +86,18 @@ def test_leaves_hold_what_a_dictionary_holds(steps: list[Any], many: bool) -> No
     store: Store = {}
     model: dict[int, list[int]] = {}
     leaves = opened(store, many=many)
-    for what, told in steps:
+    for what, reported in steps:
         if what == "put":
-            put(leaves, told, many=many)
-            for key, value, gone in told:
+            put(leaves, reported, many=many)
+            for key, value, gone in reported:
                 old = model.get(key, []) if many else []
                 model[key] = [] if gone else [*old, value]
         elif what == "remove":
-            leaves.remove(pa.array(told, pa.int64()))
-            model = {key: values for key, values in model.items() if key not in told}
+            leaves.remove(pa.array(reported, pa.int64()))
+            model = {key: values for key, values in model.items() if key not in reported}
         elif what == "pop":
-            leaves.pop_until(told)
-            model = {key: values for key, values in model.items() if key > told}
+            leaves.pop_until(reported)
+            model = {key: values for key, values in model.items() if key > reported}
         else:
             keep(leaves, store)
             leaves = opened(store, many=many)
@@ -159,7 +159,7 @@ def test_what_is_cleared_leaves_no_blob() -> None:
     assert store == {}
 
 
-def test_a_lost_blob_and_a_newer_form_are_told() -> None:
+def test_a_lost_blob_and_a_newer_form_are_reported() -> None:
     store = filled(100)
     del store["x/12"]
     leaves = opened(store, many=False)

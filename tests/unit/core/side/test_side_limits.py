@@ -17,9 +17,9 @@ TRADES = pa.schema([("id", pa.string()), ("currency", pa.string()), ("n", pa.int
 TIMED = pa.schema([*TRADES, ("t", pa.timestamp("us", "UTC"))])
 
 
-def rates(**told: Any) -> SideInput:
+def rates(**reported: Any) -> SideInput:
     known = {"name": "rates", "kind": "map", "key": ("currency",), "schema": RATES}
-    return SideInput(**{**known, **told})
+    return SideInput(**{**known, **reported})
 
 
 def values(count: int) -> list[list[Any]]:

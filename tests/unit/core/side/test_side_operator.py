@@ -45,13 +45,13 @@ RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 TRADES = pa.schema([("id", pa.string()), ("currency", pa.string()), ("n", pa.int64())])
 
 
-def rates(**told: Any) -> SideInput:
+def rates(**reported: Any) -> SideInput:
     known = {"name": "rates", "kind": "map", "key": ("currency",), "schema": RATES}
-    return SideInput(**{**known, **told})
+    return SideInput(**{**known, **reported})
 
 
-def joined(side: SideInput, **told: Any) -> SideJoin:
-    return SideJoin(schema=TRADES, inputs=(side,), **told)
+def joined(side: SideInput, **reported: Any) -> SideJoin:
+    return SideJoin(schema=TRADES, inputs=(side,), **reported)
 
 
 def row(id_: str, currency: str | None, n: int = 0) -> list[Any]:
@@ -86,9 +86,9 @@ def test_explain_names_every_policy_and_which_are_defaults() -> None:
 )
 def test_defaults_are_those_of_the_kind(kind: Any, static: bool, update: str, ready: str) -> None:
     key = ("currency",) if kind in ("map", "multimap") else ()
-    [_, told] = SideOperator(joined(rates(kind=kind, key=key, static=static))).explain()
-    assert f"{update} (by default)" in told
-    assert f"{ready} (by default)" in told
+    [_, reported] = SideOperator(joined(rates(kind=kind, key=key, static=static))).explain()
+    assert f"{update} (by default)" in reported
+    assert f"{ready} (by default)" in reported
 
 
 def test_a_stall_says_who_waits_for_what_and_since_when() -> None:
@@ -180,9 +180,9 @@ def test_state_of_another_definition_is_refused_and_not_misread(
     """Whole numbers have as many bytes as fractions: they would be read as such."""
     runner = Runner(lambda: SideOperator(joined(rates())))
     runner.window([rate("EUR", 1.1)], watermark=None, now=0)
-    told = {"schema": TRADES, "inputs": (rates(**side),), **join}
-    operator = SideOperator(SideJoin(**told))
-    says = f"`{told['inputs'][0].name if name == 'rates' else name}` has another definition"
+    reported = {"schema": TRADES, "inputs": (rates(**side),), **join}
+    operator = SideOperator(SideJoin(**reported))
+    says = f"`{reported['inputs'][0].name if name == 'rates' else name}` has another definition"
     with pytest.raises(StateError, match=says):
         operator.restore(1, runner.blobs[0])
 
@@ -192,8 +192,8 @@ def test_state_is_taken_up_under_other_policies_and_that_of_before_forms_too() -
     runner.window([rate("EUR", 1.1)], watermark=None, now=0)
     blobs = runner.blobs[0]
     other = rates(update="refuse", ready="not required", default=1.0, max_entries=5)
-    told = json.loads(blobs["side"])
-    old = {**blobs, "side": json.dumps({k: told[k] for k in told if k != "forms"}).encode()}
+    reported = json.loads(blobs["side"])
+    old = {**blobs, "side": json.dumps({k: reported[k] for k in reported if k != "forms"}).encode()}
     for state in (blobs, old):
         operator = SideOperator(joined(other, max_waiting_rows=7))
         operator.restore(1, state)
@@ -328,7 +328,7 @@ def test_views_answer_for_whole_columns_and_cannot_be_changed() -> None:
         (lambda batch: batch["id"], "StringArray of StringScalar"),
     ],
 )
-def test_a_function_that_gives_no_batches_is_told_what_it_gave(given: Any, found: str) -> None:
+def test_a_function_that_gives_no_batches_learns_what_it_gave(given: Any, found: str) -> None:
     runner = Runner(lambda: SideOperator(joined(rates()), lambda batch, _: given(batch)))
     with pytest.raises(SideError, match=f"returned {found}; return Arrow record batches"):
         runner.window([rate("EUR", 1.1), row("m1", "EUR")], watermark=None, now=0)
@@ -425,7 +425,7 @@ def _window() -> Any:
     return Window(number=1, time=0, watermark=None, bucket=0, buckets=1)
 
 
-def test_rows_told_in_seconds_are_times() -> None:
+def test_rows_given_in_seconds_are_times() -> None:
     schema = pa.schema([("t", pa.timestamp("us", "UTC"))])
     assert batch_of([{"t": 2}], schema)["t"].cast(pa.int64()).to_pylist() == [2_000_000]
 
@@ -474,7 +474,7 @@ def test_a_value_without_a_time_is_older_than_any_that_has_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("reported", "says"),
     [
         (
             {"timeout": float("inf")},
@@ -485,9 +485,11 @@ def test_a_value_without_a_time_is_older_than_any_that_has_one() -> None:
         ({"key": ("currency", "currency")}, "column currency is in its key twice; name it once"),
     ],
 )
-def test_limits_and_keys_that_make_no_sense_are_refused(told: dict[str, Any], says: str) -> None:
+def test_limits_and_keys_that_make_no_sense_are_refused(
+    reported: dict[str, Any], says: str
+) -> None:
     with pytest.raises(SideDefinitionError, match=re.escape(says)):
-        SideOperator(joined(rates(**told)))
+        SideOperator(joined(rates(**reported)))
 
 
 @pytest.mark.parametrize("value", [-1, float("inf"), float("nan")])

@@ -32,7 +32,7 @@ def sides(draw: st.DrawFn) -> dict[str, Any]:
     windows = draw(st.sampled_from(WINDOWS))
     ready = ["first data", "complete", "not required"] + (["watermark"] if windows else [])
     keyed = draw(st.booleans())
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "kind": kind,
         "columns": {"t": "time", "k": "string", "gone": "boolean", "v": "long"},
         "value": "v",
@@ -44,20 +44,20 @@ def sides(draw: st.DrawFn) -> dict[str, Any]:
         "on_refused": "output",
     }
     if kind in ("list", "multimap") and update == "replace":
-        told["ready"] = "complete"
+        reported["ready"] = "complete"
     if windows is not None:
-        told["windows"] = windows
+        reported["windows"] = windows
     if keyed or kind in ("map", "multimap"):
-        told["key"] = ["k"]
+        reported["key"] = ["k"]
     if kind == "singleton" and not keyed:
-        told["default"] = -1
-    return told
+        reported["default"] = -1
+    return reported
 
 
 @st.composite
 def cases(draw: st.DrawFn, order: str = "arrival") -> Case:
     """Draw an operator with one or two side inputs, and what comes."""
-    told = {name: draw(sides()) for name in draw(st.sampled_from([["x"], ["x", "y"]]))}
+    reported = {name: draw(sides()) for name in draw(st.sampled_from([["x"], ["x", "y"]]))}
     main: dict[str, Any] = {
         "columns": {"id": "string", "k": "string", "t": "time"},
         "event_time": "t",
@@ -66,8 +66,8 @@ def cases(draw: st.DrawFn, order: str = "arrival") -> Case:
     }
     if (windows := draw(st.sampled_from(WINDOWS))) is not None:
         main["windows"] = windows
-    case: Case = {"main": main, "sides": told, "order": order, "see": {}}
-    for name, side in told.items():
+    case: Case = {"main": main, "sides": reported, "order": order, "see": {}}
+    for name, side in reported.items():
         if side.get("key"):
             if side["keyed"] or draw(st.booleans()):
                 case["see"][name] = ["k"]
@@ -78,16 +78,16 @@ def cases(draw: st.DrawFn, order: str = "arrival") -> Case:
     waits = any(one["missing"] == "wait" for one in case.get("enrich", ()))
     if windows is not None and not main["lateness"] and not waits:
         main["grouped"] = draw(st.booleans())
-    case["feed"] = draw(feeds(told, timed=order != "arrival"))
+    case["feed"] = draw(feeds(reported, timed=order != "arrival"))
     return case
 
 
 @st.composite
-def feeds(draw: st.DrawFn, told: dict[str, Any], *, timed: bool) -> list[list[Any]]:
+def feeds(draw: st.DrawFn, reported: dict[str, Any], *, timed: bool) -> list[list[Any]]:
     """Draw rows, loads that are complete, and a watermark that rises."""
     feed: list[list[Any]] = []
     watermark = 0
-    names = sorted(told)
+    names = sorted(reported)
     for number in range(draw(st.integers(1, 24))):
         what = draw(st.sampled_from(["side"] * 5 + ["main"] * 5 + ["complete", "watermark"]))
         t = draw(st.integers(0, 24))
@@ -103,7 +103,7 @@ def feeds(draw: st.DrawFn, told: dict[str, Any], *, timed: bool) -> list[list[An
             feed.append([draw(st.sampled_from(names)), row])
         else:
             name = draw(st.sampled_from(names))
-            windows = told[name].get("windows") or {}
+            windows = reported[name].get("windows") or {}
             starts = {"fixed": [0, 10_000_000], "sliding": [0, 4_000_000]}
             known = [start for word in windows for start in starts[word]]
             said = {"input": name, "window": draw(st.sampled_from([None, *known]))}
@@ -220,11 +220,11 @@ def tables(draw: st.DrawFn) -> Case:
         else:
             version = draw(st.integers(0, len(versions) - 1))
             feed.append(["version", {"input": "x", "version": f"v{version}"}])
-    told = {"kind": "map", "columns": {"k": "string", "v": "long"}, "value": "v", "key": ["k"]}
+    reported = {"kind": "map", "columns": {"k": "string", "v": "long"}, "value": "v", "key": ["k"]}
     missing = draw(st.sampled_from(["null", "wait"]))
     return {
         "main": {"columns": {"id": "string", "k": "string"}, "key": ["k"]},
-        "sides": {"x": {**told, "static": True}},
+        "sides": {"x": {**reported, "static": True}},
         "function": None,
         "enrich": [{"input": "x", "on": ["k"], "missing": missing, "version": "of"}],
         "tables": {

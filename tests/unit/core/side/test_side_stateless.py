@@ -32,8 +32,15 @@ KINDS: dict[str, dict[str, Any]] = {
 KEYS = st.sampled_from(["a", "b", "c", None])
 
 
-def side(kind: str, **told: Any) -> SideInput:
-    given = {"name": "rates", "kind": kind, "schema": RATES, "static": True, **KINDS[kind], **told}
+def side(kind: str, **reported: Any) -> SideInput:
+    given = {
+        "name": "rates",
+        "kind": kind,
+        "schema": RATES,
+        "static": True,
+        **KINDS[kind],
+        **reported,
+    }
     return SideInput(**given)
 
 
@@ -47,8 +54,10 @@ def join_of(kind: str) -> SideJoin:
 def see(batch: pa.RecordBatch, views: Any) -> pa.Table:
     """Return the rows, twice, with all that is in the view."""
     view = views["rates"]
-    told = repr(list(view) if view._side.kind == "list" else getattr(view, "items", view.get)())
-    return pa.Table.from_batches(2 * [batch.append_column("sees", pa.array([told] * len(batch)))])
+    reported = repr(list(view) if view._side.kind == "list" else getattr(view, "items", view.get)())
+    return pa.Table.from_batches(
+        2 * [batch.append_column("sees", pa.array([reported] * len(batch)))]
+    )
 
 
 def with_state(
@@ -115,7 +124,7 @@ ENRICH = Enrich(input="rates", on=("k",))
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("reported", "why"),
     [
         (
             {"inputs": (STREAM,)},
@@ -139,11 +148,11 @@ ENRICH = Enrich(input="rates", on=("k",))
         ({"enrich": (replace(ENRICH, missing="error"),)}, "would go to the output `errors`"),
     ],
 )
-def test_what_needs_state_is_refused_with_what_to_do(told: dict[str, Any], why: str) -> None:
+def test_what_needs_state_is_refused_with_what_to_do(reported: dict[str, Any], why: str) -> None:
     join = SideJoin(schema=TRADES, inputs=(TABLE,), enrich=(ENRICH,), stateless=True)
     assert build_layout(join).join is join
     with pytest.raises(SideDefinitionError, match=why):
-        build_layout(replace(join, **told))
+        build_layout(replace(join, **reported))
 
 
 def test_what_could_never_work_is_refused_as_with_state() -> None:
@@ -154,9 +163,9 @@ def test_what_could_never_work_is_refused_as_with_state() -> None:
         build_layout(replace(join, enrich=(replace(ENRICH, missing="never"),)))  # type: ignore[arg-type]
 
 
-def test_what_holds_is_told_without_what_does_not_apply() -> None:
-    told = explain(replace(join_of("with default"), enrich=(ENRICH,)))
-    assert told == [
+def test_what_holds_is_reported_without_what_does_not_apply() -> None:
+    reported = explain(replace(join_of("with default"), enrich=(ENRICH,)))
+    assert reported == [
         "Rows are joined with tables where the rows are, without state: there is no shuffle and no"
         " order, and no row waits.",
         "A micro-batch has one version of each table, pinned when its first row is joined: all of"

@@ -35,7 +35,7 @@ def test_a_case_gives_the_same_through_the_runner(
     found = through(case, pieces=pieces, buckets=buckets, seed=seed)
     keyed = bool(case["main"].get("key"))
     expect = {**case["expect"], "any order": case["expect"].get("any order") or buckets > 1 > keyed}
-    told = differences(
+    reported = differences(
         {**case, "expect": expect}, found, places=pieces is None and not seed % 2, buckets=buckets
     )
-    assert told == []
+    assert reported == []

@@ -23,9 +23,9 @@ from support.sides.cases import Runner
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64()), ("bank", pa.string())])
 
 
-def view(*rows: tuple[Any, ...], schema: pa.Schema = RATES, **told: Any) -> Any:
+def view(*rows: tuple[Any, ...], schema: pa.Schema = RATES, **reported: Any) -> Any:
     known = {"name": "rates", "kind": "map", "key": ("currency",), "static": True}
-    side = SideInput(**{**known, "schema": schema, **told})
+    side = SideInput(**{**known, "schema": schema, **reported})
     columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[] for _ in schema]
     table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema)
     return make_view(side, build_content(side, table), "v1")
@@ -55,26 +55,28 @@ def test_a_default_with_names_gives_each_value_its_own() -> None:
 
 
 def test_an_empty_singleton_has_its_own_default_or_the_one_that_is_asked_for() -> None:
-    told: dict[str, Any] = {"kind": "singleton", "key": (), "value": "rate"}
-    own = view(default=0.5, **told)
+    reported: dict[str, Any] = {"kind": "singleton", "key": (), "value": "rate"}
+    own = view(default=0.5, **reported)
     assert (own.empty, own.value, own.get(9.0)) == (True, 0.5, 0.5)
-    none = view(**told)
+    none = view(**reported)
     assert none.get(9.0) == 9.0
     with pytest.raises(NoValueError, match="`rates` has no value for this window"):
         _ = none.value
-    there = view(("EUR", 1.5, "ECB"), **told)
+    there = view(("EUR", 1.5, "ECB"), **reported)
     assert (there.empty, there.value, there.get(9.0)) == (False, 1.5, 1.5)
 
 
-@pytest.mark.parametrize("told", [{"keyed": True}, {"update": "latest"}], ids=["keyed", "latest"])
+@pytest.mark.parametrize(
+    "reported", [{"keyed": True}, {"update": "latest"}], ids=["keyed", "latest"]
+)
 def test_a_deleted_key_has_no_value_whatever_stands_in_the_row_that_deletes_it(
-    told: dict[str, Any],
+    reported: dict[str, Any],
 ) -> None:
     """Such keys stay known, with that row."""
     columns = [("k", pa.string()), ("t", pa.timestamp("us", "UTC")), ("gone", pa.bool_())]
     schema = pa.schema([*columns, ("v", pa.int64())])
     side = SideInput(
-        name="x", kind="map", schema=schema, key=("k",), deleted="gone", event_time="t", **told
+        name="x", kind="map", schema=schema, key=("k",), deleted="gone", event_time="t", **reported
     )
     main = pa.schema([("id", pa.string()), ("k", pa.string()), ("n", pa.int64())])
     enrich = Enrich(input="x", on=("k",), missing="null")
@@ -141,14 +143,14 @@ def test_a_table_that_arrow_cannot_make_one_is_refused_and_not_cut_off() -> None
 
 def test_what_a_function_does_to_a_value_is_not_for_the_next_row() -> None:
     lists = pa.schema([("v", pa.list_(pa.int64()))])
-    told: dict[str, Any] = {"kind": "singleton", "key": (), "schema": lists, "value": "v"}
-    found = view(([1],), **told)
+    reported: dict[str, Any] = {"kind": "singleton", "key": (), "schema": lists, "value": "v"}
+    found = view(([1],), **reported)
     found.value.append(99)
     assert found.value == [1]
     own = view(default={"rate": 0.5, "bank": "none"})
     own["USD"]["rate"] = 99.0
     assert own["USD"] == own.get("CHF") == {"rate": 0.5, "bank": "none"}
-    none = view(default={"v": [0]}, **{**told, "value": None})
+    none = view(default={"v": [0]}, **{**reported, "value": None})
     none.value["v"].append(99)
     assert none.value == {"v": [0]}
 

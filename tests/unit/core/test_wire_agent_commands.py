@@ -23,25 +23,25 @@ from streambroker_core.wire.broker.agent_commands import (
 ID = "0123456789abcdef" * 2
 
 
-def test_errands_and_answers_are_read_as_they_were_written() -> None:
-    errands = [make_command(EMIT, {"export": "trades", "what": {"type": "set"}}, ID)]
+def test_commands_and_answers_are_read_as_they_were_written() -> None:
+    commands = [make_command(EMIT, {"export": "trades", "what": {"type": "set"}}, ID)]
     done = [
         CommandResult(id=ID, answer={"id": "a/0"}),
         CommandResult(id=ID[::-1], code="ExportFull", detail="it is full."),
     ]
 
-    assert decode_commands(encode_commands(errands)) == errands
+    assert decode_commands(encode_commands(commands)) == commands
     assert decode_results(encode_results(done)) == done
     assert decode_results({}) == []
     assert decode_commands({"errands": None}) == []
 
 
 def test_the_reason_of_an_agent_is_cut_to_what_is_read() -> None:
-    (told,) = decode_results(
+    (reported,) = decode_results(
         encode_results([CommandResult(id=ID, code="Failed", detail="é" * 10_000)])
     )
 
-    assert told.detail == "é" * 4_000
+    assert reported.detail == "é" * 4_000
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_wrong_answer_is_refused_with_its_place(done: Any, where: str) -> None
     assert raised.value.path == where
 
 
-def test_an_errand_is_the_same_if_it_asks_for_the_same() -> None:
+def test_a_command_is_the_same_if_it_asks_for_the_same() -> None:
     body = {"request": "a", "what": {"type": "set"}}
     same = make_command(EMIT, dict(reversed(body.items())))
 

@@ -25,7 +25,7 @@ def key(name: str) -> RuleKey:
 
 
 @pytest.fixture
-def told() -> RuleReports:
+def reported() -> RuleReports:
     board = Board()
     board.handle(Synced(kind=RULE, listed=(), version=1))
     for version, name in enumerate("abc", 2):
@@ -33,21 +33,21 @@ def told() -> RuleReports:
     return RuleReports(board.reader.rules)
 
 
-def test_a_report_that_tells_all_takes_the_place_of_the_one_before(told: RuleReports) -> None:
-    assert told.apply(PE, {"a": ONE, "b": ONE}) == {"a", "b"}
-    assert told.apply(PE, {"a": ONE}) == {"b"}
+def test_a_report_that_tells_all_takes_the_place_of_the_one_before(reported: RuleReports) -> None:
+    assert reported.apply(PE, {"a": ONE, "b": ONE}) == {"a", "b"}
+    assert reported.apply(PE, {"a": ONE}) == {"b"}
 
-    assert (told.merged_status(key("a")), told.merged_status(key("b"))) == (ONE, None)
-    told.apply(PE, {})
-    assert told.reported_by(PE) == {}
+    assert (reported.merged_status(key("a")), reported.merged_status(key("b"))) == (ONE, None)
+    reported.apply(PE, {})
+    assert reported.reported_by(PE) == {}
 
 
-def test_of_a_job_with_many_rules_what_the_reports_before_said_holds(told: RuleReports) -> None:
-    told.apply(PE, {"a": ONE}, more=True)
+def test_of_a_job_with_many_rules_what_the_reports_before_said_holds(reported: RuleReports) -> None:
+    reported.apply(PE, {"a": ONE}, more=True)
     other = replace(ONE, version=2)
 
-    assert told.apply(PE, {"b": other}, more=True) == {"b"}
-    assert (told.merged_status(key("a")), told.merged_status(key("b"))) == (ONE, other)
+    assert reported.apply(PE, {"b": other}, more=True) == {"b"}
+    assert (reported.merged_status(key("a")), reported.merged_status(key("b"))) == (ONE, other)
 
 
 def test_what_an_agent_said_that_is_silent_for_long_counts_no_more() -> None:
@@ -71,10 +71,10 @@ def test_what_an_agent_said_that_is_silent_for_long_counts_no_more() -> None:
     assert (left, silent, found.merged_status(key("a"))) == (three, None, two)
 
 
-def test_of_rules_that_there_are_no_more_nothing_is_kept(told: RuleReports) -> None:
+def test_of_rules_that_there_are_no_more_nothing_is_kept(reported: RuleReports) -> None:
     """A job may have ever new ones, and never few enough for one report."""
     for n in range(100):
-        told.apply(PE, {"a": ONE, f"gone-{n}": ONE}, more=True)
-        told.apply(PE, {"b": ONE}, more=True)
+        reported.apply(PE, {"a": ONE, f"gone-{n}": ONE}, more=True)
+        reported.apply(PE, {"b": ONE}, more=True)
 
-    assert told.reported_by(PE) == {"a": ONE, "b": ONE}
+    assert reported.reported_by(PE) == {"a": ONE, "b": ONE}

@@ -29,8 +29,8 @@ def id_of(number: int) -> str:
 class Broker:
     """Hands out errands until they are answered."""
 
-    def __init__(self, *errands: AgentCommand) -> None:
-        self.errands = {one.id: one for one in errands}
+    def __init__(self, *pending: AgentCommand) -> None:
+        self.pending = {one.id: one for one in pending}
         self.answers: list[CommandResult] = []
         self.away = 0
 
@@ -39,9 +39,9 @@ class Broker:
             self.away -= 1
             raise OSError("no way")
         for one in decode_results(message):
-            del self.errands[one.id]
+            del self.pending[one.id]
             self.answers.append(one)
-        return encode_commands(list(self.errands.values()))
+        return encode_commands(list(self.pending.values()))
 
 
 class Performed(Actions):
@@ -66,7 +66,7 @@ def broken(_body: Mapping[str, Any]) -> dict[str, Any]:
     raise KeyError("what")
 
 
-def test_errands_are_done_in_their_order_and_each_is_answered() -> None:
+def test_commands_are_done_in_their_order_and_each_is_answered() -> None:
     broker = Broker(*(make_command(EMITTED, {"seq": n}, id_of(n)) for n in range(3)))
     CommandRunner(Performed({EMITTED: emitted}), broker).run_pending()
 
@@ -109,14 +109,14 @@ def test_no_broker_can_ask_for_more_than_is_meant_for_it() -> None:
 def test_answers_that_did_not_arrive_are_given_when_it_is_woken_again() -> None:
     broker = Broker(make_command(EMITTED, {"seq": 0}, id_of(0)))
     broker.away = 1
-    errands = CommandRunner(Performed({EMITTED: emitted}), broker)
-    errands.start()
-    errands.wake()
+    pending = CommandRunner(Performed({EMITTED: emitted}), broker)
+    pending.start()
+    pending.wake()
     until(lambda: not broker.away, 30, "the first try")
-    assert broker.errands
-    errands.wake()
-    until(lambda: not broker.errands, 30, "the answer")
-    errands.close()
+    assert broker.pending
+    pending.wake()
+    until(lambda: not broker.pending, 30, "the answer")
+    pending.close()
     until(lambda: "broker commands" not in names(), 30, "the end of the thread")
 
 

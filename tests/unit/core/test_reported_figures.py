@@ -7,8 +7,8 @@ from streambroker_core.wire.reports.rule_metrics import WatermarkWait, describe_
 
 
 def waits(rows: int, first: int | None, watermark: int | None) -> str:
-    told = WatermarkWait(operator="p", log="l", rows=rows, first=first, watermark=watermark)
-    return describe_wait(told)
+    reported = WatermarkWait(operator="p", log="l", rows=rows, first=first, watermark=watermark)
+    return describe_wait(reported)
 
 
 def test_it_says_for_which_time_rows_wait_and_where_the_watermark_is() -> None:

@@ -69,11 +69,11 @@ def test_values_of_a_keyed_one_lie_in_one_bucket_each() -> None:
     assert both.windows == 2
 
 
-def test_stalls_that_hold_back_most_rows_are_told_first() -> None:
+def test_stalls_that_hold_back_most_rows_are_reported_first() -> None:
     stalls = tuple(SideStall(cause=f"window {n}", rows=n) for n in range(1, 9))
-    told = merge_buckets([replace(FIRST, stalls=stalls)]).stalls
-    assert [one.rows for one in told] == [8, 7, 6, 5, 4]
-    assert len(told) == MAX_STALLS
+    reported = merge_buckets([replace(FIRST, stalls=stalls)]).stalls
+    assert [one.rows for one in reported] == [8, 7, 6, 5, 4]
+    assert len(reported) == MAX_STALLS
 
 
 def test_a_bucket_without_version_does_not_hide_that_of_another() -> None:
@@ -107,10 +107,10 @@ def test_an_age_has_no_more_digits_than_are_read(micros: int, text: str) -> None
 
 def test_what_is_written_is_read_again() -> None:
     usual = SideStatus(operator="join", input="main")
-    told = [write_side(one) for one in (FIRST, usual, replace(SECOND, keyed=True))]
-    assert read(*told) == (FIRST, usual, replace(SECOND, keyed=True))
-    assert told[0]["waitingSince"] == 7_000_000
-    assert read({**told[0], "newer": 1}) == (FIRST,)
+    reported = [write_side(one) for one in (FIRST, usual, replace(SECOND, keyed=True))]
+    assert read(*reported) == (FIRST, usual, replace(SECOND, keyed=True))
+    assert reported[0]["waitingSince"] == 7_000_000
+    assert read({**reported[0], "newer": 1}) == (FIRST,)
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from streambroker_operator.runtime.agent_commands import CommandQueue
 from support.core.resources import pe
 
 SECRET, FEED = b"s" * 32, pe("default/feed/0")
-ERRAND = make_command(EMIT, {"what": "x"}, "0" * 32)
-DONE = CommandResult(id=ERRAND.id, answer={"id": "log/0"})
+COMMAND = make_command(EMIT, {"what": "x"}, "0" * 32)
+DONE = CommandResult(id=COMMAND.id, answer={"id": "log/0"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -63,11 +63,11 @@ async def refusal(asked: Awaitable[object]) -> RequestError:
 async def test_what_is_asked_and_fetched_elsewhere_is_at_the_one_that_leads() -> None:
     leader = Leader()
     async with follower(leader) as other:
-        asked = asyncio.ensure_future(other.execute(FEED, ERRAND))
+        asked = asyncio.ensure_future(other.execute(FEED, COMMAND))
         while not leader.own.has_pending(FEED):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert other.has_pending(FEED)
-        assert await other.fetch(FEED, []) == [ERRAND]
+        assert await other.fetch(FEED, []) == [COMMAND]
         assert await other.fetch(FEED, [DONE]) == []
         assert await asked == DONE
         assert not other.has_pending(FEED)
@@ -76,7 +76,7 @@ async def test_what_is_asked_and_fetched_elsewhere_is_at_the_one_that_leads() ->
 async def test_what_the_one_that_leads_refuses_is_refused() -> None:
     leader = Leader(wait_s=0.01)
     async with follower(leader) as other:
-        away = await refusal(other.execute(FEED, ERRAND))
+        away = await refusal(other.execute(FEED, COMMAND))
         for number in range(MAX_COMMANDS):
             one = make_command(EMIT, {}, f"{number:032x}")
             assert (await refusal(leader.own.execute(FEED, one))).status == 503
@@ -109,7 +109,7 @@ async def test_a_leader_that_cannot_answer_is_an_agent_that_is_away(
     leader = Leader()
     leader.handler = answers
     async with follower(leader, wait_s=0.2) as other:
-        found = [await refusal(other.execute(FEED, ERRAND)), await refusal(other.fetch(FEED, []))]
+        found = [await refusal(other.execute(FEED, COMMAND)), await refusal(other.fetch(FEED, []))]
 
     assert [(one.status, one.code) for one in found] == [(503, "AgentAway")] * 2
 
@@ -128,16 +128,16 @@ async def test_without_a_leader_nothing_is_taken() -> None:
     alone = LeaderCommands(own, SECRET, lambda: False, lambda: "", 5.0)
 
     assert "No replica of the broker is the leader" in str(
-        await refusal(alone.execute(FEED, ERRAND))
+        await refusal(alone.execute(FEED, COMMAND))
     )
 
 
 async def test_the_one_that_leads_passes_nothing_on() -> None:
     own = CommandQueue(lambda _: None, 5.0)
     alone = LeaderCommands(own, SECRET, lambda: True, lambda: "http://127.0.0.1:9", 5.0)
-    asked = asyncio.ensure_future(alone.execute(FEED, ERRAND))
+    asked = asyncio.ensure_future(alone.execute(FEED, COMMAND))
     await asyncio.sleep(0)
     assert alone.has_pending(FEED)
-    assert await alone.fetch(FEED, []) == [ERRAND]
+    assert await alone.fetch(FEED, []) == [COMMAND]
     await alone.fetch(FEED, [DONE])
     assert await asked == DONE

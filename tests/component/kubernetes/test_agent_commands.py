@@ -15,7 +15,7 @@ from streambroker_core.wire.broker.agent_commands import (
     decode_commands,
     encode_results,
 )
-from support.agents.emitting import LOG, Errander
+from support.agents.emitting import LOG, CommandAgent
 from support.clusters.api_server import ApiServer
 from support.clusters.calls import grant, make_account, token_of
 from support.clusters.replicas import Operator, SignedAgent, declare, make_key, operator
@@ -37,35 +37,35 @@ def replicas(api: ApiServer, tmp_path: Path, namespace: str) -> Iterator[list[Op
 
 
 @contextmanager
-def fetching(agent: SignedAgent, *brokers: Operator) -> Iterator[Errander]:
+def fetching(agent: SignedAgent, *brokers: Operator) -> Iterator[CommandAgent]:
     """Have an agent ask the given replicas in turn, as a Service lets it."""
-    errander, ended = Errander(), threading.Event()
+    command_agent, ended = CommandAgent(), threading.Event()
 
     def run() -> None:
         while not ended.wait(0.02):
             for broker in brokers:
-                rounds(agent, broker, errander)
+                rounds(agent, broker, command_agent)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield errander
+        yield command_agent
     finally:
         ended.set()
         thread.join(30.0)
 
 
-def rounds(agent: SignedAgent, broker: Operator, errander: Errander) -> None:
+def rounds(agent: SignedAgent, broker: Operator, command_agent: CommandAgent) -> None:
     done: list[CommandResult] = []
     while True:
         try:
-            told = broker.call(agent.token, "POST", agent.at("/errands"), encode_results(done))
+            reported = broker.call(agent.token, "POST", agent.at("/errands"), encode_results(done))
         except OSError:
             return
-        errands = decode_commands(told[1]) if told[0] == 200 else []
-        if not errands:
+        commands = decode_commands(reported[1]) if reported[0] == 200 else []
+        if not commands:
             return
-        done = [errander.answer(one) for one in errands]
+        done = [command_agent.answer(one) for one in commands]
 
 
 def ready(api: ApiServer, namespace: str, replicas: list[Operator]) -> SignedAgent:
