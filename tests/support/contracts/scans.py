@@ -200,12 +200,16 @@ def conditions() -> dict[str, set[str]]:
     condition or a note, or assigned to a variable ``reason``.
     """
     found: dict[str, set[str]] = {"types": set(), "reasons": set(), "events": set()}
-    for module in modules():
-        makers = {
-            node.name: node.returns.id
-            for node in ast.walk(module.tree)
-            if isinstance(node, ast.FunctionDef) and isinstance(node.returns, ast.Name)
-        }
+    scanned = list(modules())
+    makers = {
+        node.name: node.returns.id
+        for module in scanned
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef)
+        and isinstance(node.returns, ast.Name)
+        and node.returns.id in ("Condition", "EventNote")
+    }
+    for module in scanned:
         for node in ast.walk(module.tree):
             for kind, one in _reported(node, makers):
                 text = _text(one, module)

@@ -319,8 +319,8 @@ def false_condition(type_: str, reason: str, message: str = "") -> Condition:
 
 def accepted_condition(status: Status) -> Condition:
     """Return `Accepted` as the board has decided."""
-    make = true_condition if status.accepted else false_condition
-    return make("Accepted", status.reason, status.message)
+    condition = true_condition("Accepted", status.reason, status.message)
+    return condition if status.accepted else replace(condition, status="False")
 
 
 def _matched_condition(resource: Resource, status: Status, nearest: str) -> Condition:
