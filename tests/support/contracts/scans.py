@@ -197,7 +197,7 @@ def conditions() -> dict[str, set[str]]:
     """Return the words of conditions and Events: ``types``, ``reasons`` and ``events``.
 
     A word is found where it is given to a parameter ``reason`` or to a function that returns a
-    condition or a note, or assigned to a variable ``reason``.
+    condition or a note, or assigned to a variable or a field ``reason``.
     """
     found: dict[str, set[str]] = {"types": set(), "reasons": set(), "events": set()}
     scanned = list(modules())
@@ -225,6 +225,9 @@ def _reported(node: ast.AST, makers: dict[str, str]) -> Iterator[tuple[str, ast.
             for name, value in _assigned(target, node.value):
                 if name == "reason":
                     yield "reasons", value
+    elif isinstance(node, ast.AnnAssign):  # the default of a field
+        if isinstance(node.target, ast.Name) and node.target.id == "reason" and node.value:
+            yield "reasons", node.value
     elif isinstance(node, ast.Call):
         made = makers.get(_called(node), _called(node))
         given = {keyword.arg: keyword.value for keyword in node.keywords}
