@@ -169,7 +169,7 @@ class _Entries(Generic[R]):
         cached = self.by_uid.pop(uid, None)
         last = cached or self.tombstones.get(uid)
         name = None if cached is None else _name_key(cached.entry)
-        tombstone = self.bury(uid, version, name)
+        tombstone = self.add_tombstone(uid, version, name)
         if ahead_of_feed and last is not None:
             tombstone.ahead_of_feed = True
             tombstone.feed_entry = last.feed_entry
@@ -181,7 +181,9 @@ class _Entries(Generic[R]):
         at = version if reported is None else reported
         return [self.changed(uid, cached.resource, None, at)]
 
-    def bury(self, uid: str, version: int, name: tuple[str, str] | None = None) -> _Tombstone[R]:
+    def add_tombstone(
+        self, uid: str, version: int, name: tuple[str, str] | None = None
+    ) -> _Tombstone[R]:
         """Add or replace a tombstone."""
         known = self.tombstones.get(uid)
         if name is None and known is not None:
@@ -352,7 +354,7 @@ class ResourceCache(Generic[R]):
         if name[1] and known is not None:
             if version < known[0]:
                 # A restored store may have lost the newer one and still have this one.
-                tombstone = self._entries.bury(entry.uid, version)
+                tombstone = self._entries.add_tombstone(entry.uid, version)
                 tombstone.ahead_of_feed = True
                 if not ahead_of_feed:
                     tombstone.feed_entry, tombstone.confirmed_version = entry, version
@@ -393,7 +395,7 @@ class ResourceCache(Generic[R]):
         cached = self._by_uid.get(uid)
         if cached is None:
             if version > self._list_version or uid in self._entries.tombstones:
-                self._entries.bury(uid, version)
+                self._entries.add_tombstone(uid, version)
             return []
         at = max(version, cached.observed_version) if ahead_of_feed else version
         if at >= cached.observed_version:

@@ -246,7 +246,7 @@ class SideOperator(Operator):
 
         Broadcast side inputs count in every bucket; waiting rows and keyed side inputs in one.
         """
-        return self._state.figures()
+        return self._state.metrics()
 
     def _process_side(self, number: int, batch: pa.RecordBatch) -> None:
         watermark = self.window.watermark

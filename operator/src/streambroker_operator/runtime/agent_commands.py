@@ -151,7 +151,7 @@ class CommandQueue:
 def command_hinter(runtime: Runtime) -> Callable[[PeKey], None]:
     """Return a function that sends an agent a hint about a waiting command."""
 
-    def tell(pe: PeKey) -> None:
+    def send_hint(pe: PeKey) -> None:
         registration = runtime.board.registration(pe)
         if registration is None or registration.hint is None:
             return
@@ -160,7 +160,7 @@ def command_hinter(runtime: Runtime) -> Callable[[PeKey], None]:
             pe, registration.hint, hints.encode(key, str(pe), hints.COMMANDS, point)
         )
 
-    return tell
+    return send_hint
 
 
 def agent_away_error(reason: str) -> RequestError:

@@ -124,7 +124,7 @@ class BucketState:
             out[_META] = meta
         return out
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """Return sizes and counts, by side input and for waiting rows."""
         stalls = self.waiting.stalls()
         queued, size = self.queue.sizes()

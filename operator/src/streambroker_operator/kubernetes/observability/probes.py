@@ -54,12 +54,12 @@ def create_probes(state: Callable[[], BrokerState], metrics: Metrics) -> web.App
     async def is_ready(_: web.Request) -> web.Response:
         return _answer(check_ready(state()))
 
-    async def figures(_: web.Request) -> web.Response:
+    async def serve_metrics(_: web.Request) -> web.Response:
         return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     app = web.Application()
     app.add_routes(
-        [web.get("/livez", alive), web.get("/readyz", is_ready), web.get("/metrics", figures)]
+        [web.get("/livez", alive), web.get("/readyz", is_ready), web.get("/metrics", serve_metrics)]
     )
     return app
 

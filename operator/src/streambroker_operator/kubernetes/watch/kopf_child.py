@@ -57,10 +57,10 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
-    def tell(line: list[Any]) -> None:
+    def write_line(line: list[Any]) -> None:
         out.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
-    asyncio.run(_run(config, tell))
+    asyncio.run(_run(config, write_line))
 
 
 def _end_with_parent() -> None:

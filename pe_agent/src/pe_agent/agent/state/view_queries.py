@@ -23,7 +23,7 @@ class ViewQueries:
         """Return an import's schema as DDL: its own, the stored one, or a matched export's."""
         port, wait = request.port, min(10.0, request.wait)
         ddl = self._notifier.wait_for(
-            (), wait, lambda: self._current_schema(port), lambda told: told is not None
+            (), wait, lambda: self._current_schema(port), lambda ddl: ddl is not None
         )
         if ddl is not None:
             self._store.write("INSERT OR REPLACE INTO schemas VALUES (?, ?)", port, ddl)
