@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pe_agent.agent.agent import Agent
-from pe_agent.agent.broker import link as broker_link
+from pe_agent.agent.broker import capability_renewal
+from pe_agent.agent.broker.capability_renewal import first_expiry
 from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.agent.server.peer_access import AuthorizedRead, PeerAccess
 from pe_agent.transport.broker_client import BrokerAnswer
@@ -178,28 +179,28 @@ def test_a_view_whose_capabilities_run_out_is_asked_for_as_a_whole(
         return BrokerAnswer(200, {}, encode(answers.pop(0)))
 
     monkeypatch.setattr(link._client, "request", request)
-    link._agent.routes.add_listener(lambda taken: heard.append(broker_link.first_expiry(taken)))
+    link._agent.routes.add_listener(lambda taken: heard.append(first_expiry(taken)))
     link._poll()
     link._poll()
     assert heard == [int(now + 2 * DAY_S)]
-    monkeypatch.setattr(broker_link, "wall_clock", lambda: now + 2 * DAY_S - 0.19 * DAY_S)
+    monkeypatch.setattr(capability_renewal, "wall_clock", lambda: now + 2 * DAY_S - 0.19 * DAY_S)
     link._poll()
     link._poll()
     assert heard == [int(now + 2 * DAY_S), int(now + 6 * DAY_S)]
     kept = link._agent.routes
     kept.load()
     assert kept.view is not None
-    assert broker_link.first_expiry(kept.view) == int(now + 6 * DAY_S)
+    assert first_expiry(kept.view) == int(now + 6 * DAY_S)
 
 
 def test_capabilities_without_an_end_are_not_asked_for_again(
     link: BrokerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link._agent.routes.apply(view(None, None))
-    monkeypatch.setattr(broker_link, "wall_clock", lambda: 10.0**12)
-    assert not link._expires_soon(view(None))
-    assert link._expires_soon(view(None, 10.0**11))
+    monkeypatch.setattr(capability_renewal, "wall_clock", lambda: 10.0**12)
+    assert not link._renewal.is_due(view(None))
+    assert link._renewal.is_due(view(None, 10.0**11))
 
 
 def test_not_all_agents_ask_at_once(link: BrokerLink) -> None:
-    assert 0.2 * DAY_S <= link._renew_margin <= 0.9 * DAY_S
+    assert 0.2 * DAY_S <= link._renewal._margin <= 0.9 * DAY_S

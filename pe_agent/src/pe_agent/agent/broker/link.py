@@ -19,7 +19,9 @@ from typing import Any
 
 from pe_agent.agent.actions import job_actions
 from pe_agent.agent.agent import Agent
+from pe_agent.agent.broker.capability_renewal import CapabilityRenewal
 from pe_agent.agent.broker.commands import CommandRunner
+from pe_agent.agent.broker.port_declarer import PortDeclarer
 from pe_agent.agent.broker.reporter import StatusReporter
 from pe_agent.agent.broker.request_signer import Signer
 from pe_agent.agent.state.route_table import RuleGate
@@ -32,17 +34,14 @@ from pe_agent.transport.broker_client import (
 from pe_agent.transport.broker_trust import BrokerTrust
 from pe_agent.transport.tokens import Token
 from streambroker_core.errors import HintError, StreambrokerError
-from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import (
     agent_commands,
-    capability,
     hints,
     key_exchange,
     registration,
 )
 from streambroker_core.wire.broker import ended_exports as ends
-from streambroker_core.wire.broker.view import View, decode
-from streambroker_core.wire.manifests.ports import API_VERSION
+from streambroker_core.wire.broker.view import decode
 
 log = logging.getLogger("pe_agent")
 
@@ -88,6 +87,7 @@ class BrokerLink:
             url, agent.pe.namespace, self._token, trust, sign=self._signer.header
         )
         self._path = pe_path(agent.pe.job, agent.pe.pe)
+        self._declarer = PortDeclarer(agent.pe, agent.declarations, self._client, self._path)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             self._socket.bind((host, hint_port))
@@ -98,7 +98,7 @@ class BrokerLink:
         self._registration = registration.Registration(
             instance=instance,
             location=location,
-            hint=self._hint_address(),
+            hint=_hint_address(self._socket, self._client.address),
         )
         # Whether the broker sends hints, and the proof received by hint that this agent listens.
         self._hints_enabled, self._proof, self._registered_proof = True, "", ""
@@ -122,11 +122,7 @@ class BrokerLink:
         self._polls = 0
         # Whether the broker wants an acknowledgement of the view, and when the view was applied.
         self._acknowledge_due, self._view_applied_at = False, 0.0
-        # First capability expiry of the checked view, and the margin before it to ask for new
-        # ones; random, so that not all agents ask at once.
-        self._checked_view: View | None = None
-        self._first_expiry: int | None = None
-        self._renew_margin = capability.DAY_S * random.uniform(0.2, 0.9)  # noqa: S311 - jitter
+        self._renewal = CapabilityRenewal()
         self._acknowledged_at = -BUSY_SECONDS
         self._reporter = StatusReporter(
             lambda: {**agent.status(), "patterns": agent.rule_state.page()},
@@ -138,18 +134,6 @@ class BrokerLink:
         )
 
         agent.rule_state.on_report = self._reporter.report_soon
-
-    def _hint_address(self) -> str:
-        """Return the IP address and port for hints; a broker resolves no names."""
-        host, port = self._socket.getsockname()
-        if ipaddress.ip_address(host).is_unspecified:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                try:
-                    probe.connect(self._client.address)
-                    host = probe.getsockname()[0]
-                except OSError:
-                    host = "127.0.0.1"
-        return f"{host}:{port}"
 
     def start(self) -> None:
         """Start polling and listening."""
@@ -250,22 +234,22 @@ class BrokerLink:
         due = time.monotonic() >= self._next_registration or self._proof != self._registered_proof
         if due or self._token.current() != self._registered_token:
             self._register()
-        self._declare_ports()
+        self._declarer.declare_ports()
         try:
             self._poll()
         except BrokerRefusedError as error:
             if error.status != 404:
                 raise
-            self._mark_all_undeclared()
+            self._agent.declarations.mark_all_unreported()
             self._register()
-            self._declare_ports()
+            self._declarer.declare_ports()
             self._poll()
         if self._registration_tag != registration.registration_tag(
             self._agent.key, self._accepted_registration()
         ):
             # Another or older broker file, another agent of this PE, or an older release.
             self._register()
-            self._declare_ports()
+            self._declarer.declare_ports()
             self._poll()
 
     def _accepted_registration(self) -> registration.Registration:
@@ -283,7 +267,7 @@ class BrokerLink:
         self._registered_token = token
         if self._agent.key not in (b"", response.key):
             # The broker derives keys from its secret: a new key means another file without ports.
-            self._mark_all_undeclared()
+            self._agent.declarations.mark_all_unreported()
         self._agent.key = response.key
         self._agent.store.set("key", response.key.hex())
         self._poll_seconds = float(response.poll_s)
@@ -299,14 +283,11 @@ class BrokerLink:
             purpose=registration.key_purpose(self._agent.pe, self._registration.instance),
         )
 
-    def _mark_all_undeclared(self) -> None:
-        self._agent.declarations.mark_all_unreported()
-
     def _accept_view(self, version: str, point: hints.Point) -> bool:
         """Return whether to apply a view; an older one reveals a broker with a restored file."""
         restored = self._hint_gate.is_ahead_of(point)
         if restored and not self._restored:
-            self._mark_all_undeclared()
+            self._agent.declarations.mark_all_unreported()
             self._wake.set()
         self._restored = restored
         return self._hint_gate.accept_view(version, point, time.monotonic())
@@ -314,7 +295,7 @@ class BrokerLink:
     def _poll(self) -> None:
         view = self._agent.routes.view
         needs_full = self._rule_gate.needs_full_view or (
-            view is not None and self._expires_soon(view)
+            view is not None and self._renewal.is_due(view)
         )
         known = view is not None and view.version and not needs_full
         headers = {"If-None-Match": f'"{view.version}"'} if view and known else {}
@@ -349,70 +330,6 @@ class BrokerLink:
         if self._agent.exports.ended() != ended:
             self._wake.set()
 
-    def _expires_soon(self, view: View) -> bool:
-        """Return whether a capability of the view expires so soon that a new one is needed."""
-        if view is not self._checked_view:
-            self._checked_view, self._first_expiry = view, first_expiry(view)
-        return (
-            self._first_expiry is not None
-            and wall_clock() > self._first_expiry - self._renew_margin
-        )
-
-    # -- declarations ------------------------------------------------------------------------
-
-    def _declare_ports(self) -> None:
-        for name, state in list(self._agent.declarations.by_name.items()):
-            if state["told"] or (state["spec"] is None and state["schema"] is None):
-                continue
-            try:
-                self._declare_port(name, state)
-            except BrokerRefusedError as error:
-                if state["spec"] is None and error.status == 404:
-                    continue
-                log.exception("declaration refused", extra={"port": name})
-                state["differs"] = f"{error.code}: {error}"
-                if error.status not in (400, 409, 422):
-                    continue
-            state["told"] = True
-            state["redeclare"] = False
-            self._agent.declarations.save(name)
-
-    def _declare_port(self, name: str, state: dict[str, Any]) -> None:
-        """Declare a port if it does not exist; else update only the schema of its rows.
-
-        The schema is no setting: importers are matched by it, so it must be that of the rows.
-        """
-        path, spec = f"{self._path}/{name}", state["spec"]
-        if spec is not None:
-            headers = {} if state["redeclare"] else {"If-None-Match": "*"}
-            try:
-                self._client.request(
-                    "PUT", path, _build_declaration(self._agent.pe, name, state), headers=headers
-                )
-                state["differs"] = None
-                return
-            except BrokerRefusedError as error:
-                if error.status != 412:
-                    raise
-        response = self._client.request("GET", path)
-        existing = {
-            k: v for k, v in response.body["spec"].items() if k not in ("job", "pe", "port")
-        }
-        if state["schema"] is not None and existing.get("schema") != state["schema"]:
-            existing["schema"] = state["schema"]
-            self._client.request(
-                "PUT", path, existing, headers={"If-Match": response.headers["etag"]}
-            )
-        differs = _describe_differences(spec or {}, existing)
-        state["differs"] = differs or None
-        if differs:
-            log.warning(
-                "resource exists and differs from the code, keeping it as it is (redeclare=True"
-                " overwrites): %s: %s",
-                name,
-                differs,
-            )
-
     # -- hints -------------------------------------------------------------------------------
 
     def _listen(self) -> None:
@@ -441,33 +358,17 @@ class BrokerLink:
                 self._wake.set()
 
 
-def first_expiry(view: View) -> int | None:
-    """Return the earliest expiry of a view's capabilities, None if none expires."""
-    tokens = (r.capability for port in view.imports.values() for r in port.routes)
-    ends = (capability.claimed_expiry(token) for token in tokens if token is not None)
-    return min((end for end in ends if end is not None), default=None)
-
-
-def _build_declaration(pe: PeKey, name: str, state: dict[str, Any]) -> dict[str, Any]:
-    spec: dict[str, Any] = state["spec"]
-    if state.get("owner") is None:
-        return spec
-    kind, _, port = name.partition("/")
-    return {
-        "apiVersion": API_VERSION,
-        "kind": kind.capitalize(),
-        "metadata": {"ownerReferences": [state["owner"]]},
-        "spec": {"job": pe.job, "pe": pe.pe, "port": port, **spec},
-    }
-
-
-def _describe_differences(declared: dict[str, Any], existing: dict[str, Any]) -> str:
-    parts = [
-        f"{k} is {existing.get(k)!r}, in the code it is {v!r}"
-        for k, v in sorted(declared.items())
-        if existing.get(k) != v
-    ]
-    return "; ".join(parts)
+def _hint_address(listener: socket.socket, broker: tuple[str, int]) -> str:
+    """Return the IP address and port for hints; a broker resolves no names."""
+    host, port = listener.getsockname()
+    if ipaddress.ip_address(host).is_unspecified:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(broker)
+                host = probe.getsockname()[0]
+            except OSError:
+                host = "127.0.0.1"
+    return f"{host}:{port}"
 
 
 __all__ = ["BrokerLink", "BrokerUnavailableError"]
