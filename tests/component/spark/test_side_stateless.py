@@ -308,7 +308,12 @@ def stateless(act: Callable[[StatelessInputs], Any]) -> Callable[[SideInputs], A
             "a row without a value would wait for its key",
         ),
         (
-            lambda of: of.main.with_side_inputs(last=side_singleton(of.main)).stateless().explain(),
+            lambda of: (
+                Stream(of.main)
+                .with_side_inputs(last=side_singleton(Stream(of.main)))
+                .stateless()
+                .explain()
+            ),
             "`last`: rows that arrived on a stream are kept in state",
         ),
     ],

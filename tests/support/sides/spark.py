@@ -227,7 +227,7 @@ class Fed:
 class _Versioned(Table):
     def __init__(self, place: Path, schema: pa.Schema, fed: Fed) -> None:
         self.folder, self.schema, self.every, self.name = place, schema, None, place.name
-        store: Any = SimpleNamespace(path=place, stream=lambda spark: fed.control())
+        store: Any = SimpleNamespace(path=place, version_source=lambda spark: fed.control().plan)
         self.store = store
 
     def bind(self, side: Any) -> None:

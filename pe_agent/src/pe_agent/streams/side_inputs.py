@@ -26,7 +26,6 @@ from pe_agent.side.row_functions import (
     as_tuple,
     build_row_joiner,
 )
-from pe_agent.side.tables.announcements import version_source_plan
 from pe_agent.side.tables.cache import cached_tables_for
 from pe_agent.side.tables.store import Table
 from pe_agent.streams.side_input import Given
@@ -334,9 +333,9 @@ class SideInputs(Generic[Rows, Made]):
         self, join: SideJoin, streams: Mapping[str, StreamPlan], tables: Mapping[str, Table]
     ) -> StreamPlan:
         """Return the main stream in union with the control of its tables, and ticks."""
-        stores = dict.fromkeys(table.store.path for table in tables.values())
+        stores = {table.store.path: table.store for table in tables.values()}
         spark = self.main.spark
-        extra = [version_source_plan(spark, path) for path in stores]
+        extra = [store.version_source(spark) for store in stores.values()]
         candidates = [join.limit(one) for one in join.inputs]
         candidates += [one.idle_after for one in (self.main, *streams.values())]
         limits = [one for one in candidates if one is not None]

@@ -24,7 +24,12 @@ from pe_agent.log.control_file import ControlFile
 from pe_agent.side.errors import PinError, TableError
 from pe_agent.side.tables import pins
 from pe_agent.side.tables import type_check as types
-from pe_agent.side.tables.announcements import CONTROL_FILE, READERS, read_positions
+from pe_agent.side.tables.announcements import (
+    CONTROL_FILE,
+    READERS,
+    read_positions,
+    version_source_plan,
+)
 from pe_agent.side.tables.sources import FolderSource, FrameSource, QuerySource, TableSource
 from pe_agent.side.tables.versions import REQUESTS, ReadPosition, Version, Versions, read_version
 from streambroker_core.control.tuples import Delivery
@@ -34,7 +39,9 @@ from streambroker_core.side.errors import SideDefinitionError
 from streambroker_core.side.join.static_table import build_content
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pe_agent.aligned.plan import StreamPlan
 
 log = logging.getLogger("pe_agent")
 
@@ -365,6 +372,10 @@ class TableStore:
     def tables(self) -> list[Table]:
         """Return the tables of the store."""
         return list(self._tables.values())
+
+    def version_source(self, spark: SparkSession) -> StreamPlan:
+        """Return the announcements of versions; side inputs add them to their stream."""
+        return version_source_plan(spark, self.path)
 
     def close(self) -> None:
         """Stop reading; versions stay for the running queries.
