@@ -92,7 +92,7 @@ def test_the_cause_of_a_window_that_failed_comes_first(
         "ControlError", "ControlInvalid", began,
     )  # fmt: skip
     assert found.place is not None
-    assert "aligned_operators.py:" in found.place
+    assert "operators.py:" in found.place
     query = failing.for_each_window(
         counted,
         checkpoint=tmp_path / "ck-first",
