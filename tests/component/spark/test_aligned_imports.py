@@ -230,7 +230,7 @@ def folder_of(jobs: Session, kind: str) -> Path:
 def test_two_imports_that_are_open_do_not_both_bring_the_control_log(jobs: Session) -> None:
     importer = jobs.pe("alerts")
     one, other = (subscribed(importer, kind) for kind in "ab")
-    assert one.union(other.where("v > 0")).carrier is other.carrier
+    assert one.union(other.where("v > 0")).plan.carrier is other.plan.carrier
     with pytest.raises(AlignedError, match=r"in-a and in-b of one query both.*control_log=False"):
         one.where("v > 0").union(other.where("v > 0"))
     with pytest.raises(AlignedError, match="is open with the control log"):
