@@ -319,7 +319,7 @@ def examine(db: Path, sent: bytes, before: Dump | None, after: Dump) -> None:
         found, after = _without_random(found), _without_random(after)
     assert found in (before, after) or before is None
     if ANSWERED in sent or NOTIFIED in sent:
-        assert found == after, f"somebody was told ({sent!r}) what is not on the disk"
+        assert found == after, f"the answer ({sent!r}) has what is not on the disk"
     _assert_goes_on(store)
     store.close()
 
