@@ -144,7 +144,7 @@ def dump(db: Path) -> Dump:
 
 
 class Ear(HintSender):
-    """Says on a pipe that somebody was told, and sends nothing.
+    """Says on a pipe that a caller was answered, and sends nothing.
 
     Attributes:
         on: whether it says so; not before the command begins.
