@@ -20,7 +20,7 @@ from streambroker_core.wire.manifests.ports import read_manifest
 from streambroker_operator import cooperative as long_work
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
-from streambroker_operator.runtime import runtime
+from streambroker_operator.runtime import feed
 from streambroker_operator.storage.write_options import WriteOptions
 from support.clusters.api_server import ApiServer
 from support.clusters.informer import FeederName, Followed
@@ -171,7 +171,7 @@ def test_whatever_goes_wrong_nothing_is_torn_down_and_the_board_comes_right(
     """One feeder lives through all examples, each from where the one before has left it."""
     # Lists are as short here as others are long.
     monkeypatch.setattr(long_work, "TURN_S", -1.0)
-    monkeypatch.setattr(runtime, "_RESOURCES_PER_TURN", 1)
+    monkeypatch.setattr(feed, "_RESOURCES_PER_TURN", 1)
     objects = ClusterObjects(api, namespace)
     access = from_kubeconfig(api.kubeconfig())
     with Followed(access, feeder, [namespace]).running() as followed:
