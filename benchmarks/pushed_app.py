@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 from processes import ANSWER, SECONDS, App
 from spark_app import session, shortened
 
-import pe_agent
-from pe_agent.cep import pattern_processors
+import streambroker as sb
+from streambroker.operators import OperatorOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import SparkSession
 
-    from pe_agent import PE
-    from pe_agent.cep import PatternProcessorManager
+    from streambroker import PE
+    from streambroker.patterns import PatternProcessorManager
 
 DDL = "t timestamp, key bigint, kind string, price double"
 
@@ -56,28 +56,24 @@ def run(spark: SparkSession, pe: PE, order: dict[str, Any]) -> dict[str, Any]:
     """Run a rule over all epochs; return its micro-batches and how many matches there were."""
     from pyspark.sql import functions
 
-    stream = pe.subscribe(
+    stream = pe.subscribe_stream(
         order["port"],
         order["subscription"],
-        control=True,
         start="earliest",
         schema=DDL,
         max_bytes_per_batch=1,
     )
-    found = pattern_processors(
-        stream,
+    found = stream.with_watermark("t", "0 seconds").match_rules(
         Fixed([order["rule"]]),
         key="key",
-        event_time="t",
-        watermark="0 seconds",
-        control=order["control"],
+        control_file=order["control"],
         push_down=order["push_down"],
-        buckets=order["buckets"],
         timeouts=False,
+        options=OperatorOptions(buckets=order["buckets"]),
     )
-    pushed = found.processors.relevance.filter is not None
+    pushed = found.rules.relevance.filter is not None
     if pushed != order["push_down"]:
-        raise RuntimeError(f"pushed down: {found.processors.relevance}")
+        raise RuntimeError(f"pushed down: {found.rules.relevance}")
     query = (
         found.to_df()
         .observe("found", functions.count(functions.lit(1)).alias("matches"))
@@ -108,7 +104,7 @@ def main() -> None:
     plan = json.loads(sys.argv[1])
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: plan["cores"]])
     spark = session(plan)
-    pe = pe_agent.start(
+    pe = sb.start(
         spark,
         job=plan["job"],
         broker=plan["broker"],

@@ -13,7 +13,7 @@ import side_ways
 from measure import Figures, Settings
 from processes import SECONDS, App, until
 
-from pe_agent.aligned import ControlFile
+from streambroker.operators import ControlFile
 from streambroker_core.control.tuples import Delivery
 from streambroker_core.side import SideComplete
 

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
-from pe_agent import aligned
+import streambroker as sb
 from pe_agent.aligned.runtime import hosting
-from pe_agent.side import Table, TableStore, side_map
+from streambroker.side import Table, TableStore, side_map
 
 KEY = "k"
 ENTRY = pa.schema(
@@ -81,14 +81,14 @@ def _table(store: str, folder: str) -> Table:
 def table(frame: DataFrame, *, count: int, rows: int, folder: str, store: str) -> DataFrame:
     """Add both values of a table of a store."""
     side = side_map(_table(store, folder), key=KEY, value=("rate", "label"))
-    sides = aligned.stream(_main(frame, count, rows)).with_side_inputs(rates=side)
+    sides = sb.stream(_main(frame, count, rows)).join_side(rates=side)
     return sides.enrich("rates", on=KEY).to_stream().to_df()
 
 
 def stateless(frame: DataFrame, *, count: int, rows: int, folder: str, store: str) -> DataFrame:
     """Add both values of a table of a store, without state."""
     side = side_map(_table(store, folder), key=KEY, value=("rate", "label"))
-    sides = aligned.stream(_main(frame, count, rows)).with_side_inputs(rates=side)
+    sides = sb.stream(_main(frame, count, rows)).join_side(rates=side)
     return sides.stateless().enrich("rates", on=KEY).to_stream().to_df()
 
 
@@ -100,19 +100,17 @@ def broadcast(frame: DataFrame, *, count: int, rows: int, folder: str) -> DataFr
 
 def keyed(frame: DataFrame, *, count: int, rows: int, folder: str) -> DataFrame:
     """Add them from a stream that changes slowly, as rows arrive."""
-    side = side_map(
-        aligned.stream(_files(frame, folder)), key=KEY, keyed=True, value=("rate", "label")
-    )
-    main = aligned.stream(_main(frame, count, rows)).key_by(KEY)
-    return main.with_side_inputs(rates=side).enrich("rates", on=KEY).to_stream().to_df()
+    side = side_map(sb.stream(_files(frame, folder)), key=KEY, keyed=True, value=("rate", "label"))
+    main = sb.stream(_main(frame, count, rows)).key_by(KEY)
+    return main.join_side(rates=side).enrich("rates", on=KEY).to_stream().to_df()
 
 
 def timed(frame: DataFrame, *, count: int, rows: int, folder: str) -> DataFrame:
     """Add what was valid at the event time of each row."""
-    files = aligned.stream(_files(frame, folder)).with_watermark("since", "0 seconds")
+    files = sb.stream(_files(frame, folder)).with_watermark("since", "0 seconds")
     side = side_map(files, key=KEY, keyed=True, update="latest", value=("rate", "label"))
-    main = aligned.stream(_main(frame, count, rows)).with_watermark("t", "0 seconds").key_by(KEY)
-    sides = main.with_side_inputs(rates=side).options(order="event time")
+    main = sb.stream(_main(frame, count, rows)).with_watermark("t", "0 seconds").key_by(KEY)
+    sides = main.join_side(rates=side).options(order="event time")
     return sides.enrich("rates", on=KEY).to_stream().to_df()
 
 
@@ -129,11 +127,11 @@ def stream_stream(frame: DataFrame, *, count: int, rows: int, folder: str) -> Da
 def waiting(frame: DataFrame, *, count: int, rows: int, folder: str, control: str) -> DataFrame:
     """Let rows wait until a control tuple says that a load is complete."""
     side = side_map(
-        aligned.stream(_files(frame, folder)), key=KEY, ready="complete", value=("rate", "label")
+        sb.stream(_files(frame, folder)), key=KEY, ready="complete", value=("rate", "label")
     )
-    main = aligned.stream(_main(frame, count, rows))
-    main = main.union(aligned.control_stream(frame.sparkSession, control))
-    return main.with_side_inputs(rates=side).enrich("rates", on=KEY).to_stream().to_df()
+    main = sb.stream(_main(frame, count, rows))
+    main = main.union(sb.control_stream(frame.sparkSession, control))
+    return main.join_side(rates=side).enrich("rates", on=KEY).to_stream().to_df()
 
 
 WAYS: dict[str, Callable[..., Any]] = {

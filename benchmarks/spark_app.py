@@ -25,14 +25,14 @@ import ways
 from processes import ANSWER, STARTED
 from timed_source import NOTES, TimedSource
 
-import pe_agent
+import streambroker as sb
 from pe_agent.spark.local_session import CONF, ensure_java
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from pe_agent import PE
+    from streambroker import PE
 
 QUIET = {
     "spark.ui.enabled": "false",
@@ -70,7 +70,7 @@ class Application:
         self.spark = session(plan)
         self.pe: PE | None = None
         if plan.get("broker"):
-            self.pe = pe_agent.start(
+            self.pe = sb.start(
                 self.spark,
                 job=plan["job"],
                 broker=plan["broker"],

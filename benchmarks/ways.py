@@ -20,9 +20,9 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pe_agent import aligned
-from pe_agent.aligned import Delivery, Stream
+import streambroker as sb
 from pe_agent.aligned.runtime import hosting
+from streambroker.operators import Delivery, OperatorOptions, Stream
 from streambroker_core.control.operators.keyed_state import KeyedState
 from streambroker_core.control.operators.operator import Blobs, Changes, Operator
 from streambroker_core.control.operators.typed_operator import TypedOperator, handles
@@ -194,7 +194,7 @@ def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _stream(given: DataFrame | Stream) -> Stream:
-    return (given if isinstance(given, Stream) else aligned.stream(given)).key_by(KEY)
+    return (given if isinstance(given, Stream) else sb.stream(given)).key_by(KEY)
 
 
 def _frame(given: DataFrame | Stream) -> DataFrame:
@@ -203,29 +203,29 @@ def _frame(given: DataFrame | Stream) -> DataFrame:
 
 def operator(given: DataFrame | Stream) -> DataFrame:
     """Run an operator with state that takes control tuples."""
-    return _stream(given).control_aware(Tally, schema=TALLY).to_df()
+    return _stream(given).apply(Tally, schema=TALLY).to_df()
 
 
 def chain(given: DataFrame | Stream, *, every: int, delivery: str = "IMMEDIATE") -> DataFrame:
     """Run the same behind one that emits a control tuple with every so many rows."""
     make = partial(Marking, every, Delivery(delivery))
-    marked = _stream(given).control_aware(make, name="marking")
-    return marked.key_by(KEY).control_aware(Tally, schema=TALLY).to_df()
+    marked = _stream(given).apply(make, name="marking")
+    return marked.key_by(KEY).apply(Tally, schema=TALLY).to_df()
 
 
 def noting(given: DataFrame | Stream, *, control: str, noted: str) -> DataFrame:
     """Run an operator that notes when control tuples of a file reach its buckets."""
     stream = _stream(given)
-    beside = stream.union(aligned.control_stream(stream.spark, control))
+    beside = stream.union(sb.control_stream(stream.spark, control))
     make = partial(Noting, noted)
-    return beside.control_aware(make, name="noting", buckets=NOTED).to_df()
+    return beside.apply(make, name="noting", options=OperatorOptions(buckets=NOTED)).to_df()
 
 
 def keeping(given: DataFrame | Stream, *, keys: int) -> DataFrame:
     """Put each of so many keys into the state, and then count further rows spread over them."""
     key = F.expr(f"CASE WHEN a < {keys} THEN a ELSE pmod(a * 7919, {keys}) END")
     frame = _frame(given).select(key.alias(KEY))
-    return aligned.stream(frame).key_by(KEY).control_aware(Keeping).to_df()
+    return sb.stream(frame).key_by(KEY).apply(Keeping).to_df()
 
 
 def hop(given: DataFrame | Stream) -> DataFrame:

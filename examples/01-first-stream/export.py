@@ -2,14 +2,14 @@
 
 import os
 
-import pe_agent
+import streambroker as sb
 from pe_agent.spark.local_session import session
 
 BROKER = os.environ.get("STREAMBROKER_URL", "http://127.0.0.1:8470")
 SYMBOL = "element_at(array('IBM', 'GOOG', 'AAPL'), int(value % 3) + 1)"
 
 spark = session("exchange", cores=1)
-pe = pe_agent.start(spark, job="exchange", broker=BROKER, data_dir="first-stream/exchange")
+pe = sb.start(spark, job="exchange", broker=BROKER, data_dir="first-stream/exchange")
 
 ticks = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
 trades = ticks.selectExpr("value AS number", f"{SYMBOL} AS symbol", "value * 37 % 100 AS price")

@@ -2,13 +2,13 @@
 
 import os
 
-import pe_agent
+import streambroker as sb
 from pe_agent.spark.local_session import session
 
 BROKER = os.environ.get("STREAMBROKER_URL", "http://127.0.0.1:8470")
 
 spark = session("printer", cores=1)
-pe = pe_agent.start(spark, job="printer", broker=BROKER, data_dir="first-stream/printer")
+pe = sb.start(spark, job="printer", broker=BROKER, data_dir="first-stream/printer")
 
 trades = pe.subscribe("trades", 'kind == "trade"', filter="price > 80")
 

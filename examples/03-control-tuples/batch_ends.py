@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import feeding
 import pyarrow as pa
 
-from pe_agent.aligned import (
+from streambroker.operators import (
     Blobs,
     Changes,
     ControlTuple,
     Delivery,
     Operator,
+    OperatorOptions,
     TypedOperator,
     handles,
 )
@@ -95,9 +96,9 @@ def run(spark: SparkSession, folder: Path) -> dict[str, int]:
     ddl = "customer bigint, amount bigint, mark string"
     sums = (
         feeding.windows(spark, folder / "in", ddl, tables)
-        .control_aware(Marks, buckets=4)
+        .apply(Marks, options=OperatorOptions(buckets=4))
         .key_by("customer")
-        .control_aware(Sum, buckets=4, schema="batch string, sum bigint")
+        .apply(Sum, schema="batch string, sum bigint", options=OperatorOptions(buckets=4))
     )
     found: dict[str, int] = {}
     for rows in feeding.collected(sums, folder / "checkpoint").values():

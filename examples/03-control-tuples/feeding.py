@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pe_agent.aligned import Stream, stream
+from streambroker.operators import Stream, stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import feeding
 import pyarrow as pa
 
-from pe_agent.aligned import ControlTuple, TypedOperator, handles, stream
 from pe_agent.aligned.file_ends import PATH_COLUMN, EndOfFile, FileEnds
+from streambroker.operators import ControlTuple, OperatorOptions, TypedOperator, handles, stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,7 +48,7 @@ class Renaming:
 
     folder: Path
 
-    def __call__(self, window: int, frames: dict[str, DataFrame]) -> None:
+    def __call__(self, frames: dict[str, DataFrame], window: int) -> None:
         """Write the files of a window under hidden names, and rename those that end in it."""
         lines: dict[str, list[str]] = {}
         for row in frames["lines"].collect():
@@ -82,10 +82,10 @@ def run(spark: SparkSession, folder: Path) -> dict[str, list[str]]:
     }
     made = (
         stream(frame)
-        .control_aware(FileEnds, buckets=2)
-        .control_aware(Lines, buckets=BUCKETS, schemas=schemas)
+        .apply(FileEnds, options=OperatorOptions(buckets=2))
+        .apply(Lines, schemas=schemas, options=OperatorOptions(buckets=BUCKETS))
     )
-    made.for_each_window(
+    made.foreach_batch(
         Renaming(folder / "out"),
         checkpoint=folder / "checkpoint",
         trigger={"availableNow": True},

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import feeding
 import pyarrow as pa
 
-from pe_agent.aligned import (
+from streambroker.operators import (
     Blobs,
     Changes,
     ControlFile,
     ControlTuple,
     Delivery,
+    OperatorOptions,
     TypedOperator,
     control_stream,
     handles,
@@ -69,10 +70,10 @@ def run(spark: SparkSession, folder: Path) -> dict[int, set[int]]:
         feeding.windows(spark, folder / "in", "key bigint, value bigint", tables)
         .union(control_stream(spark, control.path))
         .key_by("key")
-        .control_aware(Multiply, name="first", buckets=4)
+        .apply(Multiply, name="first", options=OperatorOptions(buckets=4))
         .where("value > 0")
         .key_by("value")
-        .control_aware(Multiply, name="second", buckets=2)
+        .apply(Multiply, name="second", options=OperatorOptions(buckets=2))
     )
     found = feeding.collected(made, folder / "checkpoint")
     return {window: {row["value"] for row in rows} for window, rows in found.items()}

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import feeding
 import pyarrow as pa
 
-from pe_agent.aligned import (
+from streambroker.operators import (
     Blobs,
     Changes,
     ControlFile,
     ControlTuple,
     Delivery,
+    OperatorOptions,
     TypedOperator,
     control_stream,
     handles,
@@ -97,7 +98,7 @@ def run(spark: SparkSession, folder: Path) -> dict[int, int]:
         feeding.windows(spark, folder / "in", "time timestamp, pieces bigint", tables)
         .with_watermark("time", "5 seconds")
         .union(control_stream(spark, control.path))
-        .control_aware(Cash, buckets=4, schema="second bigint, paid bigint")
+        .apply(Cash, schema="second bigint, paid bigint", options=OperatorOptions(buckets=4))
     )
     found = feeding.collected(paid, folder / "checkpoint")
     return {row["second"]: row["paid"] for rows in found.values() for row in rows}

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 import feeding
 import pyarrow as pa
 
-from pe_agent.aligned import Blobs, Changes, ControlTuple, Operator, TypedOperator, handles
+from streambroker.operators import (
+    Blobs,
+    Changes,
+    ControlTuple,
+    Operator,
+    OperatorOptions,
+    TypedOperator,
+    handles,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,9 +78,9 @@ def run(spark: SparkSession, folder: Path) -> dict[int, int]:
     ]
     recorded = (
         feeding.windows(spark, folder / "in", "machine bigint, state string", tables)
-        .control_aware(Asks, buckets=2)
+        .apply(Asks, options=OperatorOptions(buckets=2))
         .key_by("machine")
-        .control_aware(Recorder, buckets=4)
+        .apply(Recorder, options=OperatorOptions(buckets=4))
     )
     found = feeding.collected(recorded, folder / "checkpoint")
     return {window: len(rows) for window, rows in found.items()}

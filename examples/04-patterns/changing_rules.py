@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pe_agent import aligned
-from pe_agent.cep import DirectoryDiscoverer, pattern_processors
+import streambroker as sb
+from streambroker.operators import OperatorOptions
+from streambroker.patterns import DirectoryDiscoverer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,33 +83,34 @@ def run(spark: SparkSession, folder: Path) -> dict[str, list[Any]]:
     source.mkdir()
     write(rules / "all.json", json.dumps(BEFORE).encode())
     frame = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(source))
-    made = pattern_processors(
-        aligned.stream(frame),
-        DirectoryDiscoverer(rules, interval=0.1),
-        key="tail",
-        event_time="time",
-        watermark="0 seconds",
-        control=folder / "control",
-        buckets=4,
+    made = (
+        sb.stream(frame)
+        .with_watermark("time", "0 seconds")
+        .match_rules(
+            DirectoryDiscoverer(rules, interval=0.1),
+            key="tail",
+            control_file=folder / "control",
+            options=OperatorOptions(buckets=4),
+        )
     )
     found: dict[str, list[list[Any]]] = {}
 
-    def take(window: int, frames: dict[str, DataFrame]) -> None:
+    def take(frames: dict[str, DataFrame], window: int) -> None:
         for row in frames["matches"].collect():
             events = json.loads(row["events"]).values()
             delays = [event["delay"] for taken in events for event in taken]
             found.setdefault(f"{row['rule']} {row['version']}", []).append(delays)
 
-    query = made.for_each_window(take, checkpoint=folder / "checkpoint")
+    query = made.foreach_batch(take, checkpoint=folder / "checkpoint")
     for hour in range(len(HOURS)):
         if hour == 2:
             write(rules / "all.json", json.dumps(AFTER).encode())
-            await_rules(made.processors.current_pattern_processors, len(AFTER) - 1)
+            await_rules(made.rules.current_pattern_processors, len(AFTER) - 1)
         sink = pa.BufferOutputStream()
         pq.write_table(flights(hour), sink)
         write(source / f"{hour}.parquet", sink.getvalue().to_pybytes())
         query.processAllAvailable()
-    refused = [one.rule for one in made.processors.outcomes() if one.change == "refused"]
+    refused = [one.rule for one in made.rules.outcomes() if one.change == "refused"]
     query.stop()
     return {**{name: sorted(told) for name, told in sorted(found.items())}, "refused": refused}
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from both import Feed, Step, main, out
 
-from pe_agent.aligned import stream
-from pe_agent.side import Views, side_singleton
+from streambroker.operators import OperatorOptions, stream
+from streambroker.side import Views, side_singleton
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,8 +50,8 @@ def with_spark(spark: SparkSession, folder: Path) -> Result:
 def with_side(spark: SparkSession, folder: Path) -> Result:
     """Meet the limit as a side input."""
     flights, limits = feeds(spark, folder)
-    sides = stream(flights.frame).with_side_inputs(limit=side_singleton(limits.frame))
-    made = sides.map_batches(above, FLIGHTS, buckets=2).to_df()
+    sides = stream(flights.frame).join_side(limit=side_singleton(limits.frame))
+    made = sides.map_batches(above, FLIGHTS, options=OperatorOptions(buckets=2)).to_df()
     return late(out(made, folder / "ck", steps(flights, limits)))
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from both import Feed, main, out, write
 
-from pe_agent.aligned import stream
-from pe_agent.side import TableStore, side_map
+from streambroker.operators import OperatorOptions, stream
+from streambroker.side import TableStore, side_map
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,8 +83,12 @@ def with_side(spark: SparkSession, folder: Path) -> Result:
         table = store.folder("rates", rates)
 
         def make() -> DataFrame:
-            sides = stream(trades.frame).with_side_inputs(rates=side_map(table, key="currency"))
-            return sides.enrich("rates", on="currency").to_stream(buckets=2).to_df()
+            sides = stream(trades.frame).join_side(rates=side_map(table, key="currency"))
+            return (
+                sides.enrich("rates", on="currency")
+                .to_stream(options=OperatorOptions(buckets=2))
+                .to_df()
+            )
 
         def change() -> None:
             write(rates, "rates", currency=["EUR"], rate=[2.0])

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from both import Feed, main, out, write
 
-from pe_agent.aligned import stream
-from pe_agent.side import TableStore, side_map
+from streambroker.operators import OperatorOptions, stream
+from streambroker.side import TableStore, side_map
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,8 +50,12 @@ def with_side(spark: SparkSession, folder: Path) -> Result:
     flights = Feed(spark, folder / "flights", "flight bigint, carrier string")
     with TableStore(folder / "store") as store:
         table = store.folder("airlines", airlines)
-        sides = stream(flights.frame).with_side_inputs(airlines=side_map(table, key="carrier"))
-        joined = sides.enrich("airlines", on="carrier").to_stream(buckets=2).to_df()
+        sides = stream(flights.frame).join_side(airlines=side_map(table, key="carrier"))
+        joined = (
+            sides.enrich("airlines", on="carrier")
+            .to_stream(options=OperatorOptions(buckets=2))
+            .to_df()
+        )
 
         def later() -> None:
             write(airlines, "second", carrier=["B6"], airline=["JetBlue"])

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from both import Feed, main, out, seconds
 
-from pe_agent.aligned import stream
-from pe_agent.side import Views, fixed, side_multimap
+from streambroker.operators import OperatorOptions, stream
+from streambroker.side import Views, fixed, side_multimap
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +71,12 @@ def with_side(spark: SparkSession, folder: Path) -> Result:
         keyed=True,
     )
     main_ = stream(flights.frame).with_watermark("at", "0 seconds").key_by("origin")
-    counts = main_.with_side_inputs(wind=wind).window(10).apply(count, COUNTS, buckets=2).to_df()
+    counts = (
+        main_.join_side(wind=wind)
+        .window(10)
+        .apply(count, COUNTS, options=OperatorOptions(buckets=2))
+        .to_df()
+    )
     return told(out(counts, folder / "ck", [lambda: None]))
 
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from both import Feed, main, out, seconds
 
-from pe_agent.aligned import stream
-from pe_agent.side import Views, fixed, side_singleton
+from streambroker.operators import OperatorOptions, stream
+from streambroker.side import Views, fixed, side_singleton
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,10 +56,16 @@ def with_side(spark: SparkSession, folder: Path) -> Result:
     """Meet the average of the window as a side input."""
     words = stream(words_of(spark, folder).frame).with_watermark("at", "0 seconds")
     averages = (
-        words.with_side_inputs().window(10).apply(average, AVERAGE, name="average", buckets=1)
+        words.join_side()
+        .window(10)
+        .apply(average, AVERAGE, name="average", options=OperatorOptions(buckets=1))
     )
     length = side_singleton(averages, value="length", event_time="at", windows=fixed(10))
-    made = words.with_side_inputs(length=length).map_batches(above, WORDS, buckets=2).to_df()
+    made = (
+        words.join_side(length=length)
+        .map_batches(above, WORDS, options=OperatorOptions(buckets=2))
+        .to_df()
+    )
     return longer(out(made, folder / "ck", [lambda: None]))
 
 

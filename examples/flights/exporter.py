@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import pe_agent
+import streambroker as sb
 from flights.orders import answer, obey, phase
 from flights.tables import FLIGHTS, WEATHER, ddl
 from pe_agent.spark.local_session import SMALL, session
@@ -32,7 +32,7 @@ def main() -> None:
     options = parser.parse_args()
     spark = session(JOB, cores=2, conf=SMALL)
     phase("Spark started")
-    pe = pe_agent.start(
+    pe = sb.start(
         spark, job=JOB, broker=options.broker, data_dir=options.work / "agents" / JOB, linger=5
     )
     phase("agent started")

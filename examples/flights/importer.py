@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-import pe_agent
+import streambroker as sb
 from flights.orders import answer, obey, phase
 from pe_agent.spark.local_session import SMALL, session
 
@@ -26,9 +26,7 @@ def main() -> None:
     work, job = options.work, options.job
     spark = session(job, cores=1, conf=SMALL)
     phase("Spark started")
-    pe = pe_agent.start(
-        spark, job=job, broker=options.broker, data_dir=work / "agents" / job, linger=5
-    )
+    pe = sb.start(spark, job=job, broker=options.broker, data_dir=work / "agents" / job, linger=5)
     phase("agent started")
     rows = pe.subscribe(
         PORT,

@@ -4,20 +4,19 @@ import os
 
 from pyspark.sql import SparkSession
 
-import pe_agent
+import streambroker as sb
 
 HOME = "/var/lib/streambroker"
 
 spark = SparkSession.builder.getOrCreate()
-pe = pe_agent.start(
+pe = sb.start(
     spark,
     job="alerts",
     namespace=os.environ["POD_NAMESPACE"],
     broker=os.environ["STREAMBROKER_URL"],
-    token_file="/var/run/secrets/streambroker/token",
     data_dir=f"{HOME}/agent",
-    host=os.environ["POD_IP"],
-    port=8472,
+    auth=sb.BrokerAuth(token_file="/var/run/secrets/streambroker/token"),
+    agent=sb.AgentOptions(host=os.environ["POD_IP"], port=8472),
 )
 
 # No settings: the Import is declared by streams.yaml.

@@ -4,21 +4,20 @@ import os
 
 from pyspark.sql import SparkSession
 
-import pe_agent
+import streambroker as sb
 
 HOME = "/var/lib/streambroker"
 SYMBOL = "element_at(array('IBM', 'GOOG', 'AAPL'), int(value % 3) + 1)"
 
 spark = SparkSession.builder.getOrCreate()
-pe = pe_agent.start(
+pe = sb.start(
     spark,
     job="feed",
     namespace=os.environ["POD_NAMESPACE"],
     broker=os.environ["STREAMBROKER_URL"],
-    token_file="/var/run/secrets/streambroker/token",
     data_dir=f"{HOME}/agent",
-    host=os.environ["POD_IP"],
-    port=8472,
+    auth=sb.BrokerAuth(token_file="/var/run/secrets/streambroker/token"),
+    agent=sb.AgentOptions(host=os.environ["POD_IP"], port=8472),
 )
 
 ticks = spark.readStream.format("rate").option("rowsPerSecond", 10).load()

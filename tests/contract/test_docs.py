@@ -6,23 +6,25 @@ The marks that make an example run are described in CONTRIBUTING.md.
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
 
-import pe_agent
-from pe_agent import pe
+import streambroker as sb
 from pe_agent.datasource.options import OPTION_NAMES
 from pe_agent.filters import compile_filter
-from pe_agent.job import ports
+from pe_agent.job.send_control import Operators
+from pe_agent.streams.side_inputs import SideInputs
+from pe_agent.streams.subscribe import ImportSettings
 from streambroker_core.errors import ExpressionError
 from streambroker_core.expression import check_filter, parse
 from streambroker_core.matching import Reason
@@ -33,7 +35,8 @@ from support.contracts import scans
 ROOT = Path(__file__).parents[2]
 EXAMPLES = (
     "README.md",
-    *(f"{d}/README.md" for d in ("core", "operator", "pe_agent", "examples/02-control-plane")),
+    *(f"{d}/README.md" for d in ("core", "operator", "pe_agent", "pe_agent/streambroker")),
+    "examples/02-control-plane/README.md",
     "docs/*.md",
 )
 SPARK_OPTIONS = {"path", "checkpointlocation", "queryname"}
@@ -196,27 +199,98 @@ def test_the_pages_that_are_made_of_examples_have_them() -> None:
 # ---- calls and commands ----------------------------------------------------------------------
 
 
-def interface() -> dict[str, Callable[..., Any]]:
-    """Return the functions that a job's program calls, by name."""
-    owners = (pe.PE, ports.ImportPort, ports.ExportPort, ports.Change)
-    methods = [one for owner in owners for one in inspect.getmembers(owner, inspect.isfunction)]
-    plain: dict[str, Callable[..., Any]] = {"start": pe_agent.start, "cause": pe_agent.cause}
-    return {**plain, **{n: f for n, f in methods if not n.startswith("_")}}
+PORTS_AND_PE = (
+    sb.PE,
+    sb.ImportPort,
+    sb.ExportPort,
+    sb.ExportWriter,
+    sb.Change,
+    sb.SentControl,
+    Operators,
+)
+STREAMS = (sb.Stream, sb.OperatorStream, sb.PatternStream, SideInputs)
+INTERNAL = {"find_applied", "is_applied", "node"}
+SETTINGS = set(ImportSettings.__annotations__)
+NAMES: list[str] = importlib.import_module("streambroker").__all__
+
+
+def methods(owners: tuple[type, ...]) -> dict[str, list[Callable[..., Any]]]:
+    """Return the public methods of some classes, without deprecated ones, by name."""
+    found: dict[str, list[Callable[..., Any]]] = {}
+    for owner in owners:
+        for name, method in inspect.getmembers(owner, inspect.isfunction):
+            if not (name.startswith("_") or name in INTERNAL or is_deprecated(method)):
+                found.setdefault(name, []).append(method)
+    return found
+
+
+def deprecated_methods() -> set[str]:
+    members = [m for one in (*PORTS_AND_PE, *STREAMS) for m in inspect.getmembers(one)]
+    return {
+        name for name, method in members if inspect.isfunction(method) and is_deprecated(method)
+    }
+
+
+def is_deprecated(method: Any) -> bool:
+    file = Path(method.__code__.co_filename)
+    return file.stem.startswith("old_") or (method.__doc__ or "").startswith("Deprecated")
 
 
 @pytest.mark.parametrize("code", fenced("python", "api"))
 def test_calls_of_the_interface_fit_its_signatures(code: str) -> None:
-    known, checked = interface(), 0
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            function = known.get(node.func.attr)
-            if function is None or is_sparks(node.func):
-                continue
-            itself = [] if function in (known["start"], known["cause"]) else [None]
-            given = {k.arg: None for k in node.keywords if k.arg is not None}
-            inspect.signature(function).bind(*itself, *node.args, **given)
+    known, tree = methods((*PORTS_AND_PE, *STREAMS)), ast.parse(code)
+    names, old, checked = imported(tree), deprecated_methods(), 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and names.get(owner_of(node)) is sb:
+            assert node.attr in NAMES
+        if not isinstance(node, ast.Call):
+            continue
+        assert not (isinstance(node.func, ast.Attribute) and node.func.attr in old), node.func
+        candidates, own = callables(node.func, names, known)
+        if candidates:
+            assert any(fits(one, node, itself=own) for one in candidates), ast.unparse(node)
             checked += 1
     assert checked
+
+
+def imported(tree: ast.Module) -> dict[str, Any]:
+    """Return what a block imports from streambroker, by name; pages use `sb` without an import."""
+    names: dict[str, Any] = {"sb": sb}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("streambroker"):
+            module = importlib.import_module(node.module or "")
+            names |= {one.asname or one.name: getattr(module, one.name) for one in node.names}
+    return names
+
+
+def owner_of(node: ast.Attribute) -> str:
+    return node.value.id if isinstance(node.value, ast.Name) else ""
+
+
+def callables(
+    call: ast.expr, names: Mapping[str, Any], known: Mapping[str, list[Callable[..., Any]]]
+) -> tuple[list[Callable[..., Any]], bool]:
+    """Return what a call may be of, none if it is not of the interface, and if it has a self."""
+    if isinstance(call, ast.Name):
+        return [names[call.id]] if call.id in names else [], False
+    if not isinstance(call, ast.Attribute) or is_sparks(call):
+        return [], False
+    owner = names.get(owner_of(call))
+    if owner is not None:
+        return [getattr(owner, call.attr)], False
+    return known.get(call.attr, []), True
+
+
+def fits(function: Callable[..., Any], call: ast.Call, *, itself: bool) -> bool:
+    """Return whether a call has the arguments that a function takes."""
+    given = {k.arg: None for k in call.keywords if k.arg is not None}
+    try:
+        bound = inspect.signature(function).bind(*([None] if itself else []), *call.args, **given)
+    except TypeError:
+        return False
+    if function in (sb.PE.subscribe, sb.PE.subscribe_stream):
+        return set(bound.arguments.get("settings", {})) <= SETTINGS
+    return "old" not in bound.arguments
 
 
 def is_sparks(call: ast.Attribute) -> bool:
@@ -287,12 +361,16 @@ def test_every_link_leads_somewhere() -> None:
 # ---- complete lists --------------------------------------------------------------------------
 
 
-PROGRAM, ERRORS = ((ROOT / f"docs/{name}.md").read_text() for name in ("program", "errors"))
+PROGRAM, ERRORS, CONTROL, PATTERNS, SIDE_INPUTS = (
+    (ROOT / f"docs/{name}.md").read_text()
+    for name in ("program", "errors", "control", "patterns", "side-inputs")
+)
 
 
 def documented(page: str, heading: str) -> list[str]:
     """Return the words in code spans in the first column of tables under a heading."""
-    section = re.split(rf"^##? {heading}$", page, flags=re.MULTILINE)[1].partition("\n## ")[0]
+    rest = re.split(rf"^#+ {re.escape(heading)}$", page, flags=re.MULTILINE)[1]
+    section = re.split(r"^##", rest, maxsplit=1, flags=re.MULTILINE)[0]
     return [w for _, row in tables(section) for w in re.findall(r"`([^`]+)`", row[0])]
 
 
@@ -325,28 +403,42 @@ def test_every_environment_variable_is_documented() -> None:
     assert used <= set(documented(PROGRAM, "Environment variables"))
 
 
-@pytest.mark.parametrize("name", pe_agent.__all__)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_public_name_is_documented(name: str) -> None:
-    assert f"pe_agent.{name}" in PROGRAM
+    assert f"`sb.{name}`" in PROGRAM
 
 
-@pytest.mark.parametrize("name", sorted(interface()))
+@pytest.mark.parametrize("name", sorted(methods(PORTS_AND_PE)))
 def test_a_call_of_the_interface_is_documented(name: str) -> None:
     assert re.search(rf"\b{name}\(", PROGRAM)
 
 
+@pytest.mark.parametrize("name", sorted(methods(STREAMS)))
+def test_a_method_of_streams_is_documented(name: str) -> None:
+    assert any(re.search(rf"\b{name}\b", page) for page in (CONTROL, PATTERNS, SIDE_INPUTS))
+
+
 @pytest.mark.parametrize(
-    ("heading", "function"),
+    ("page", "heading", "known"),
     [
-        ("pe_agent.start", pe.start),
-        ("subscribe", pe.PE.subscribe),
-        ("publish", pe.PE.publish),
+        (PROGRAM, "sb.start", set(inspect.signature(sb.start).parameters)),
+        (PROGRAM, "BrokerAuth", {one.name for one in fields(sb.BrokerAuth)}),
+        (PROGRAM, "AgentOptions", {one.name for one in fields(sb.AgentOptions)}),
+        (PROGRAM, "AgentTls", {one.name for one in fields(sb.AgentTls)}),
+        (PROGRAM, "subscribe", {"port", "subscription"} | SETTINGS),
+        (PROGRAM, "subscribe_stream", {"control_log", "mergeable"}),
+        (PROGRAM, "publish", set(inspect.signature(sb.PE.publish).parameters) - {"pe"}),
+        (CONTROL, "OperatorOptions", {one.name for one in fields(sb.OperatorOptions)}),
     ],
 )
-def test_parameters_are_documented(heading: str, function: Callable[..., Any]) -> None:
-    of_pe = 0 if function is pe.start else 1
-    known = list(inspect.signature(function).parameters)[of_pe:]
-    assert set(documented(PROGRAM, heading)) == set(known)
+def test_parameters_are_documented(page: str, heading: str, known: set[str]) -> None:
+    assert set(documented(page, heading)) == known
+
+
+def test_subscribe_stream_adds_to_the_settings_of_subscribe() -> None:
+    known = set(inspect.signature(sb.PE.subscribe).parameters)
+    more = set(inspect.signature(sb.PE.subscribe_stream).parameters)
+    assert more - known == {"control_log", "mergeable"}
 
 
 def test_each_decision_has_a_number_of_its_own_and_is_listed() -> None:

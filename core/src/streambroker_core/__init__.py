@@ -46,7 +46,7 @@ class _OldNames:
         """Return a spec that loads the module under its new name."""
         if name not in _MOVED:
             return None
-        from streambroker_core.moved import moved_spec
+        from streambroker_core.deprecation import moved_spec
 
         return moved_spec(name, _MOVED[name])
 

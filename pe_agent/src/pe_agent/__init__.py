@@ -1,8 +1,4 @@
-"""The agent and the Spark data source of streambroker: what a PySpark job imports.
-
->>> pe = pe_agent.start(spark, job="alerts", broker="http://…")  # doctest: +SKIP
->>> trades = pe.subscribe("trades", 'kind == "trade"', filter="price > 10.0")  # doctest: +SKIP
-"""
+"""The agent and the Spark data source of streambroker; jobs import ``streambroker``."""
 
 from __future__ import annotations
 
@@ -13,27 +9,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
 
-    from pe_agent.pe import PE, start
-    from pe_agent.spark.query_failure import Failure, cause
-
-__all__ = ["PE", "Failure", "cause", "start"]
+_DEPRECATED = {
+    "Failure": "pe_agent.spark.query_failure",
+    "PE": "pe_agent.pe",
+    "cause": "pe_agent.spark.query_failure",
+    "start": "pe_agent.old_names",
+}
+__all__ = list(_DEPRECATED)
 
 
 def __getattr__(name: str) -> Any:
-    """Import the API on first use: agents and Spark's workers import only what they need."""
+    """Import an old name, with a warning."""
     if name == "functions":
         import importlib
 
         return importlib.import_module("pe_agent.functions")
-    if name in ("Failure", "cause"):
-        from pe_agent.spark import query_failure as causes
+    from streambroker_core.deprecation import deprecated_name
 
-        return getattr(causes, name)
-    if name in __all__:
-        from pe_agent import pe
-
-        return getattr(pe, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return deprecated_name(__name__, name, _DEPRECATED, "streambroker")
 
 
 _MOVED = {
@@ -47,7 +40,7 @@ _MOVED = {
     "pe_agent.cep.manager": "pe_agent.cep.discovery.manager",
     "pe_agent.cep.processors": "pe_agent.cep.query_rules",
     "pe_agent.cep.row_patterns": "pe_agent.streams.sql_patterns",
-    "pe_agent.cep.streams": "pe_agent.streams.pattern_stream",
+    "pe_agent.cep.streams": "pe_agent.streams.old_names",
     "pe_agent.cep.table": "pe_agent.cep.discovery.polling",
     "pe_agent.client": "pe_agent.transport.agent_client",
     "pe_agent.flight_errors": "pe_agent.transport.flight_errors",
@@ -67,7 +60,7 @@ class _OldNames:
     def find_spec(name: str, _path: Sequence[str] | None, _target: Any = None) -> ModuleSpec | None:
         if name not in _MOVED:
             return None
-        from streambroker_core.moved import moved_spec
+        from streambroker_core.deprecation import moved_spec
 
         return moved_spec(name, _MOVED[name])
 

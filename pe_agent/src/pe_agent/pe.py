@@ -8,15 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_agent import functions
+from pe_agent.functions import old_methods
 from pe_agent.job import owner_reference as owners
 from pe_agent.job import publish as publishing
-from pe_agent.job import send_control as emitted
-from pe_agent.job.agent_process import AgentProcess, default_home
+from pe_agent.job.agent.agent_process import AgentProcess, default_home
+from pe_agent.job.agent.shard_agents import ShardAgentProcesses, parse_agents
+from pe_agent.job.arguments import seconds
 from pe_agent.job.context import JobContext
 from pe_agent.job.ports import ExportPort, ImportPort, PortsByName
 from pe_agent.job.query_monitor import QueryMonitor
-from pe_agent.job.shard_agents import ShardAgentProcesses, parse_agents
+from pe_agent.job.send_control import Operators
+from pe_agent.job.settings import AgentOptions, BrokerAuth
+from pe_agent.job.statuses import PeStatus
 from pe_agent.job.view_cache import ViewCache
 from pe_agent.streams import subscribe as subscribing
 from pe_agent.transport import agent_tls, tokens
@@ -27,11 +30,13 @@ from pe_agent.transport.broker_trust import BrokerTrust, TrustError
 from pe_agent.transport.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, PeKey
+from streambroker_core.model.durations import Duration
 from streambroker_core.wire.agent_rpc.job import GetStatus, GetView
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from typing_extensions import Self
 
     from pe_agent.streams.stream import Stream
 
@@ -45,22 +50,12 @@ def start(
     broker: str | None = None,
     application: str | None = None,
     scope: str = DEFAULT_SCOPE,
-    pe: int = 0,
-    agents: int | Sequence[tuple[str, str]] = 1,
     namespace: str = DEFAULT_NAMESPACE,
+    pe: int = 0,
     data_dir: str | Path | None = None,
-    linger: float = 60.0,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    hint_port: int = 0,
-    token: str | None = None,
-    token_file: str | Path | None = None,
-    broker_ca: str | Path | None = None,
-    agent_certificate: str | Path | None = None,
-    agent_key: str | Path | None = None,
-    agent_ca: str | Path | None = None,
-    agent_clients: str | None = None,
-    insecure: bool | None = None,
+    linger: Duration = "60s",
+    auth: BrokerAuth | None = None,
+    agent: AgentOptions | None = None,
     owner: Mapping[str, str] | None = None,
 ) -> PE:
     """Start the PE of a job: its agent process, and the data source in this Spark session.
@@ -72,41 +67,20 @@ def start(
             apply.
         application: name by which other jobs may import; default is the job's name.
         scope: application scope.
-        pe: number of the processing element.
-        agents: number of agents that share the job's exports, as PEs ``pe``, ``pe`` + 1, …. Tasks
-            stage their rows at all of them in turn. The first publishes, the others only hold rows.
-            Or address and token of each other agent; those run elsewhere and are not started.
         namespace: namespace of the job.
+        pe: number of the processing element.
         data_dir: directory of log, cursors and routes; default ``$STREAMBROKER_HOME/<job>/<pe>``.
-            Further agents use ``<data_dir>/pe-<pe>``, or their own default.
-        linger: seconds that the agent keeps serving after the driver has ended.
-        host: address the agent listens on.
-        port: port of the agent; 0 for the one it had before, or any. Further agents use the ports
-            after it.
-        hint_port: UDP port at which the agent listens for hints of the broker; 0 for any.
-        token: token for the broker; default ``$STREAMBROKER_TOKEN``, or none.
-        token_file: file with the token, read again when it changes; excludes ``token``.
-        broker_ca: file with the CA certificates of a broker at ``https://``, read again when it
-            changes; default ``$STREAMBROKER_CA``, or those that the system trusts.
-        agent_certificate: file with the certificate that the agent presents to other agents and
-            this job, read again when it changes; default ``$STREAMBROKER_AGENT_CERTIFICATE``, or
-            no TLS.
-        agent_key: file with its key; default ``$STREAMBROKER_AGENT_KEY``.
-        agent_ca: file with the CA certificates of agents, read again when it changes; default
-            ``$STREAMBROKER_AGENT_CA``. With it only agents with TLS are called, unless
-            ``$STREAMBROKER_AGENT_PLAIN`` is ``allow``.
-        agent_clients: ``required``: the agent serves only callers that present a certificate of
-            that CA; default ``$STREAMBROKER_AGENT_CLIENTS``, or ``any`` if only this machine can
-            reach ``host``.
-        insecure: let other machines call the agent without a certificate; by default only if
-            ``$STREAMBROKER_AGENT_INSECURE`` is ``allow``.
+        linger: how long the agent keeps serving after the driver has ended; a negative number for
+            ever.
+        auth: token for the broker and CA of its certificate; default is the environment's.
+        agent: address of the agent and its TLS; by default it listens on loopback.
         owner: in Kubernetes, owner of the Exports and Imports that the job makes; they are deleted
             with it: ``apiVersion``, ``kind``, ``name`` and ``uid`` of an object in the job's
             namespace that outlives the driver pod; default ``$STREAMBROKER_OWNER``, as JSON, or
             none.
 
     Raises:
-        ShardAgentsInvalidError: ``agents`` are too many, or not of this job.
+        ArgumentError: ``linger`` is no duration.
         OwnerError: the owner is incomplete, or a pod.
         TokenError: the token cannot be used, or both ``token`` and ``token_file`` are set.
         NotSecuredError: other machines could call the agent without a certificate.
@@ -114,30 +88,78 @@ def start(
         AgentFailedError: the agent did not start, for instance because the port or the data
             directory is in use.
     """
+    return start_with_shards(
+        spark,
+        PeKey.parse(f"{namespace}/{job}/{pe}"),
+        broker=broker,
+        application={"name": application or job, "scope": scope},
+        data_dir=data_dir,
+        linger=linger,
+        auth=auth or BrokerAuth(),
+        agent=agent or AgentOptions(),
+        owner=owner,
+        agents=1,
+    )
+
+
+def start_with_shards(
+    spark: SparkSession,
+    key: PeKey,
+    *,
+    broker: str | None,
+    application: dict[str, str],
+    data_dir: str | Path | None,
+    linger: Duration,
+    auth: BrokerAuth,
+    agent: AgentOptions,
+    owner: Mapping[str, str] | None,
+    agents: int | Sequence[tuple[str, str]],
+) -> PE:
+    """Start a PE whose exports are shared by several ``agents``; see ``start`` for the others.
+
+    Args:
+        spark: the job's session.
+        key: key of the PE.
+        broker: URL of the broker, if any.
+        application: name and scope by which other jobs import.
+        data_dir: directory of the first agent. Further agents use ``<data_dir>/pe-<pe>``, or their
+            own default.
+        linger: how long the agents keep serving after the driver has ended.
+        auth: token and trust for the broker.
+        agent: address and TLS of the agent. Further agents use the ports after its own.
+        owner: owner of the resources in Kubernetes.
+        agents: number of agents, as PEs ``pe``, ``pe`` + 1, …. Tasks stage their rows at all of
+            them in turn. The first publishes, the others only hold rows. Or address and token of
+            each other agent; those run elsewhere and are not started.
+
+    Raises:
+        ShardAgentsInvalidError: ``agents`` are too many, or not of this job.
+    """
     from pe_agent.datasource import StreambrokerDataSource
 
-    key = PeKey.parse(f"{namespace}/{job}/{pe}")
+    is_endless = isinstance(linger, int | float) and linger < 0
+    linger_seconds = -1.0 if is_endless else seconds(linger, "linger")
     broker_token, trust = (
-        tokens.resolve_token(token, token_file),
-        tls.resolve_broker_trust(broker_ca),
+        tokens.resolve_token(auth.token, auth.token_file),
+        tls.resolve_broker_trust(auth.ca),
     )
-    certificate = agent_tls.resolve_certificate(agent_certificate, agent_key)
-    agent_trust = agent_tls.resolve_agent_trust(agent_ca, certificate=certificate)
+    certificate = agent_tls.resolve_certificate(agent.tls.certificate, agent.tls.key)
+    agent_trust = agent_tls.resolve_agent_trust(agent.tls.ca, certificate=certificate)
     required = agent_tls.are_clients_required(
-        agent_clients, host, insecure=agent_tls.is_insecure(insecure)
+        agent.tls.clients, agent.host, insecure=agent_tls.is_insecure(agent.tls.insecure)
     )
-    agent_tls.check_secured(str(key), host, certificate, agent_trust, required=required)
+    agent_tls.check_secured(str(key), agent.host, certificate, agent_trust, required=required)
     if agent_trust.anchors() is None and certificate is not None:
         raise TrustError(
-            "the job could not call its own agent: give the CA of `agent_certificate=` with"
-            f" `agent_ca=` or {tls.AGENT_CA_VARIABLE}."
+            "the job could not call its own agent: add the CA of its certificate with"
+            f" AgentTls(ca=…) or {tls.AGENT_CA_VARIABLE}."
         )
     belongs_to = owners.resolve_owner(owner)
     more, elsewhere = parse_agents(agents)
     spark.dataSource.register(StreambrokerDataSource)
 
     def launch(number: int) -> AgentProcess:
-        pe_key = PeKey(namespace, job, pe + number)
+        pe_key = PeKey(key.namespace, key.job, key.pe + number)
         home = Path(data_dir) if data_dir else None
         if home is not None and number:
             home /= f"pe-{pe_key.pe}"
@@ -146,16 +168,16 @@ def start(
             home or default_home(pe_key),
             # A shard agent has no ports, so it needs no broker.
             broker=None if number else broker,
-            linger=linger,
-            host=host,
-            port=port + number if port else 0,
-            hint_port=0 if number else hint_port,
+            linger=linger_seconds,
+            host=agent.host,
+            port=agent.port + number if agent.port else 0,
+            hint_port=0 if number else agent.hint_port,
             token=Token() if number else broker_token,
             broker_ca=trust.path,
             certificate=certificate,
             trust=agent_trust,
-            clients=agent_clients,
-            insecure=insecure,
+            clients=agent.tls.clients,
+            insecure=agent.tls.insecure,
         )
 
     process = launch(0)
@@ -166,8 +188,9 @@ def start(
     except BaseException:
         process.stop(end_agent=False)
         raise
-    named = {"name": application or job, "scope": scope}
-    return PE(spark, key, process, broker, named, broker_token, trust, belongs_to, shard_agents)
+    return PE(
+        spark, key, process, broker, application, broker_token, trust, belongs_to, shard_agents
+    )
 
 
 class PE:
@@ -176,6 +199,7 @@ class PE:
     Attributes:
         imports: the ports subscribed so far, by name.
         exports: the ports published so far, by name.
+        operators: the operators of its queries, as receivers of control tuples.
         view_cache: the last known view of its ports.
         context: the PE as the parts of the job see it.
     """
@@ -211,6 +235,7 @@ class PE:
             add_import=self._add_import,
             add_export=self._add_export,
         )
+        self.operators = Operators(self.context)
         process.beat_callbacks.append(self.context.queries.beat)
 
     def _add_import(self, port: str) -> None:
@@ -230,10 +255,11 @@ class PE:
         return self.context.process.home
 
     subscribe = subscribing.subscribe
-
+    subscribe_stream = subscribing.subscribe_stream
     publish = publishing.publish
+    export_writer = publishing.export_writer
 
-    def aligned(self, frame: DataFrame) -> Stream:
+    def stream(self, frame: DataFrame) -> Stream:
         """Return a streaming DataFrame as one with control tuples, for operators.
 
         Raises:
@@ -243,21 +269,17 @@ class PE:
 
         return stream(frame, pe=self)
 
-    # -- control tuples ------------------------------------------------------------------------
-
-    emit_control = emitted.emit_control
-    send_control = emitted.send_control
-
-    # -- functions of IBM Streams: codes instead of errors --------------------------------------
-
-    set_import_subscription = functions.set_import_subscription
-    set_import_filter = functions.set_import_filter
-    set_import_streams = functions.set_import_streams
-    set_export_properties = functions.set_export_properties
-    get_import_subscription = functions.get_import_subscription
-    get_import_filter = functions.get_import_filter
-    get_import_streams = functions.get_import_streams
-    get_export_properties = functions.get_export_properties
+    aligned = old_methods.aligned
+    emit_control = old_methods.emit_control
+    send_control = old_methods.send_control
+    set_import_subscription = old_methods.set_import_subscription
+    set_import_filter = old_methods.set_import_filter
+    set_import_streams = old_methods.set_import_streams
+    set_export_properties = old_methods.set_export_properties
+    get_import_subscription = old_methods.get_import_subscription
+    get_import_filter = old_methods.get_import_filter
+    get_import_streams = old_methods.get_import_streams
+    get_export_properties = old_methods.get_export_properties
 
     # -- common ------------------------------------------------------------------------------
 
@@ -269,9 +291,10 @@ class PE:
         """Return the agent's route table as it is now, None while none is known."""
         return send(self.agent, GetView()).view
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> PeStatus:
         """Return the agent's metrics: streams, readers, deliveries, unreachable agents."""
-        return send(self.agent, GetStatus())
+        status: dict[str, Any] = send(self.agent, GetStatus())
+        return PeStatus.from_json(status)
 
     def on_beat(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` about twice a second while the agent answers."""
@@ -287,3 +310,9 @@ class PE:
         self.context.process.stop(end_agent=end_agent)
         if self._shard_agents is not None:
             self._shard_agents.stop(end_agent=end_agent)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

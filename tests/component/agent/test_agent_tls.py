@@ -13,9 +13,10 @@ from typing import Any, cast
 import pyarrow.flight as flight
 import pytest
 
-import pe_agent
-from pe_agent.job.agent_process import AgentFailedError
-from pe_agent.job.agent_process import AgentProcess as Launched
+import streambroker as sb
+from pe_agent.job.agent.agent_process import AgentFailedError
+from pe_agent.job.agent.agent_process import AgentProcess as Launched
+from pe_agent.transport import agent_tls
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.broker_trust import TrustError
@@ -84,7 +85,7 @@ def test_an_agent_of_another_ca_is_refused_and_the_setting_is_named(
 
     said = refusal(agents.exporter.location, AgentTrust(other.ca))
     assert "is not signed by a trusted CA" in said
-    assert "`agent_ca=` or STREAMBROKER_AGENT_CA" in said
+    assert "`AgentTls.ca` or STREAMBROKER_AGENT_CA" in said
 
 
 def test_a_certificate_of_the_ca_that_is_not_an_agents_is_refused(tmp_path: Path) -> None:
@@ -301,9 +302,9 @@ def test_an_agent_that_ends_waits_for_nobody_who_stands_still(tmp_path: Path) ->
 def test_the_switch_for_agents_without_tls_is_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMBROKER_AGENT_PLAIN", "yes")
     with pytest.raises(TrustError, match="it has to be `allow`, or nothing"):
-        pe_agent.transport.agent_tls.resolve_agent_trust(None)
+        agent_tls.resolve_agent_trust(None)
     monkeypatch.setenv("STREAMBROKER_AGENT_PLAIN", "allow")
-    assert pe_agent.transport.agent_tls.resolve_agent_trust(None).plain
+    assert agent_tls.resolve_agent_trust(None).plain
 
 
 # ---- a job and its agent ---------------------------------------------------------------------
@@ -317,9 +318,7 @@ def test_a_job_starts_and_adopts_its_agent_over_tls(tmp_path: Path, authority: A
         "port": free_port(),
         "trust": AgentTrust(authority.ca),
     }
-    certificate = pe_agent.transport.agent_tls.resolve_certificate(
-        authority.certificate, authority.key
-    )
+    certificate = agent_tls.resolve_certificate(authority.certificate, authority.key)
     key = PeKey.parse("default/feed/0")
     first = Launched(key, tmp_path / "home", certificate=certificate, **how)
     try:
@@ -339,15 +338,13 @@ def test_a_job_with_a_ca_does_not_adopt_an_agent_without_tls_and_says_why(
     how: dict[str, Any] = {"broker": None, "linger": 60.0, "host": "127.0.0.1", "port": 0}
     key = PeKey.parse("default/feed/0")
     plain = Launched(key, tmp_path / "home", **how)
-    monkeypatch.setattr("pe_agent.job.agent_process.ADOPT_SECONDS", 0.0)
+    monkeypatch.setattr("pe_agent.job.agent.agent_process.ADOPT_SECONDS", 0.0)
     try:
         with pytest.raises(AgentFailedError, match=r"HomeInUse.*cannot be adopted.*not use TLS"):
             Launched(
                 key,
                 tmp_path / "home",
-                certificate=pe_agent.transport.agent_tls.resolve_certificate(
-                    authority.certificate, authority.key
-                ),
+                certificate=agent_tls.resolve_certificate(authority.certificate, authority.key),
                 trust=AgentTrust(authority.ca),
                 **how,
             )
@@ -358,15 +355,16 @@ def test_a_job_with_a_ca_does_not_adopt_an_agent_without_tls_and_says_why(
 @pytest.mark.parametrize(
     ("given", "reported"),
     [
-        ({"agent_certificate": "a"}, "give both `agent_certificate=` and `agent_key=`"),
-        ({"agent_certificate": "a", "agent_key": "b"}, "could not call its own agent"),
-        ({"agent_ca": "nowhere"}, "No such file.*Correct `agent_ca=`"),
-        ({"agent_ca": __file__}, "it is not PEM.*Correct `agent_ca=`"),
+        ({"certificate": "a"}, "give both `AgentTls.certificate` and `AgentTls.key`"),
+        ({"certificate": "a", "key": "b"}, "could not call its own agent"),
+        ({"ca": "nowhere"}, "No such file.*Correct `AgentTls.ca`"),
+        ({"ca": __file__}, "it is not PEM.*Correct `AgentTls.ca`"),
     ],
 )
 def test_start_refuses_half_of_what_tls_needs_before_anything_is_started(
     given: dict[str, Any], reported: str, tmp_path: Path
 ) -> None:
+    agent = sb.AgentOptions(tls=sb.AgentTls(**given))
     with pytest.raises(TrustError, match=reported):
-        pe_agent.start(cast(Any, None), job="feed", data_dir=tmp_path / "home", **given)
+        sb.start(cast(Any, None), job="feed", data_dir=tmp_path / "home", agent=agent)
     assert not (tmp_path / "home").exists()

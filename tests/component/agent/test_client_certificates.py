@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.job.agent_process import AgentFailedError
-from pe_agent.job.agent_process import AgentProcess as Launched
+from pe_agent.job.agent.agent_process import AgentFailedError
+from pe_agent.job.agent.agent_process import AgentProcess as Launched
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
 from pe_agent.transport.flight_errors import AgentUnreachableError

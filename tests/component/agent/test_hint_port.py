@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.job.agent_process import AgentFailedError, AgentProcess
+from pe_agent.job.agent.agent_process import AgentFailedError, AgentProcess
 from streambroker_core.model import PeKey
 from support.brokers.brokers import running_broker
 from support.processes.waiting import until

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from pe_agent.agent.process import read_address
-from pe_agent.job import agent_process as launcher
-from pe_agent.job.agent_process import AgentFailedError, AgentProcess
-from pe_agent.job.shard_agents import ShardAgentProcesses, ShardAgentsInvalidError
+from pe_agent.job.agent import agent_process as launcher
+from pe_agent.job.agent.agent_process import AgentFailedError, AgentProcess
+from pe_agent.job.agent.shard_agents import ShardAgentProcesses, ShardAgentsInvalidError
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey
 from support.processes.waiting import until

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from pe_agent.aligned import ControlFile
 from pe_agent.datasource.columns import parse_struct
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.packer import PACKED_DDL, Packing
 from pe_agent.datasource.source import StreambrokerStreamReader
+from streambroker.operators import ControlFile
 from streambroker_core.cep.operator import PatternRules
 from streambroker_core.control.runtime.packing import NO_BUCKET, by_bucket, unpack
 from support.agents.agents import Pair, Publishing, pair

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-import pe_agent
+import streambroker as sb
 from pe_agent.agent.process import read_address
 from support.agents.agents import AgentProcess, Pair, Plumbing, Publishing, Reading, rows
 from support.processes.ports import free_port
@@ -90,7 +90,7 @@ def test_after_a_kill_one_agent_serves_and_the_stream_goes_on(agents: Pair, paus
     spark: Any = SimpleNamespace(dataSource=SimpleNamespace(register=lambda _: None))
     with Kubelet(agents.exporter, pause_s).running() as kubelet:
         first = until(lambda: read_address(home), SECONDS, "an agent")
-        pe = pe_agent.start(spark, job="feed", data_dir=home, linger=20, port=port)
+        pe = sb.start(spark, job="feed", data_dir=home, linger=20, agent=sb.AgentOptions(port=port))
         heard: list[str] = []
         pe.context.process.beat_callbacks.append(lambda: heard.append(pe.agent.location))
         try:

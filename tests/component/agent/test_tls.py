@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-import pe_agent
+import streambroker as sb
 from pe_agent.transport.broker_client import BrokerClient, BrokerUnavailableError, pe_path
 from pe_agent.transport.broker_trust import BrokerTrust, TrustError
+from streambroker.functions import set_export_properties
 from support.brokers.brokers import EXPORT, running_broker
 from support.processes.certificates import Authority, also_by_tls
 
@@ -58,7 +59,7 @@ async def test_a_broker_whose_certificate_comes_from_the_given_ca_is_asked_by_tl
 async def test_without_a_ca_the_system_decides_and_the_remedy_is_reported(secured: Secured) -> None:
     error = await secured.refusal(secured.url)
 
-    assert "give the CA's file with `broker_ca=` or STREAMBROKER_CA" in str(error)
+    assert "give the CA's file with `BrokerAuth.ca` or STREAMBROKER_CA" in str(error)
     assert not error.sent
 
 
@@ -106,23 +107,22 @@ async def test_another_ca_in_the_file_holds_from_the_next_request(
     assert await secured.declare(secured.url, trust) == 200
 
 
-@pytest.mark.parametrize("way", ["broker_ca", "environment"])
+@pytest.mark.parametrize("way", ["ca", "environment"])
 async def test_start_takes_the_ca_for_the_program_and_for_its_agent(
     way: str, secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, Any] = {"broker_ca": secured.authority.ca} if way == "broker_ca" else {}
+    auth = sb.BrokerAuth(ca=secured.authority.ca if way == "ca" else None)
     if way == "environment":
         monkeypatch.setenv("STREAMBROKER_CA", str(secured.authority.ca))
     # All that start() wants of a session.
     spark: Any = SimpleNamespace(dataSource=SimpleNamespace(register=lambda _: None))
 
     def program() -> tuple[int, str]:
-        pe = pe_agent.start(
-            spark, job="feed", broker=secured.url, data_dir=tmp_path / "home", **given
-        )
+        home = tmp_path / "home"
+        pe = sb.start(spark, job="feed", broker=secured.url, data_dir=home, auth=auth)
         try:
             pe.broker().request("PUT", PORT, EXPORT)
-            outcome = pe.set_export_properties("trades", {"kind": "quote"}, wait="programmed")
+            outcome = set_export_properties(pe, "trades", {"kind": "quote"}, wait="programmed")
         finally:
             pe.stop(end_agent=True)
         return outcome.code, outcome.message
@@ -132,12 +132,12 @@ async def test_start_takes_the_ca_for_the_program_and_for_its_agent(
 
 def test_start_refuses_a_ca_that_is_none_before_anything_is_started(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_text("no certificate")
-    with pytest.raises(TrustError, match=r"it is not PEM\. Correct `broker_ca=`"):
-        pe_agent.start(
+    with pytest.raises(TrustError, match=r"it is not PEM\. Correct `BrokerAuth.ca`"):
+        sb.start(
             cast(Any, None),
             job="feed",
             data_dir=tmp_path / "home",
-            broker_ca=tmp_path / "ca.crt",
+            auth=sb.BrokerAuth(ca=tmp_path / "ca.crt"),
         )
 
     assert not (tmp_path / "home").exists()

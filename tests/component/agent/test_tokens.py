@@ -12,11 +12,12 @@ from typing import Any, cast
 import pytest
 import yaml
 
-import pe_agent
+import streambroker as sb
 from pe_agent.agent.process import read_address
-from pe_agent.job.agent_process import AgentProcess
+from pe_agent.job.agent.agent_process import AgentProcess
 from pe_agent.transport.broker_client import BrokerClient, BrokerRefusedError, pe_path
 from pe_agent.transport.tokens import Token, TokenError, resolve_token
+from streambroker.functions import set_export_properties
 from streambroker_core.model import PeKey
 from support.brokers.brokers import BrokerProcess
 from support.processes.waiting import until
@@ -172,12 +173,11 @@ def test_start_takes_the_token_for_the_program_and_for_its_agent(
         monkeypatch.setenv("STREAMBROKER_TOKEN", FIRST)
     # All that start() wants of a session.
     spark: Any = SimpleNamespace(dataSource=SimpleNamespace(register=lambda _: None))
-    pe = pe_agent.start(
-        spark, job="feed", broker=url, data_dir=tmp_path / "home", **given_by.get(way, {})
-    )
+    auth = sb.BrokerAuth(**given_by.get(way, {}))
+    pe = sb.start(spark, job="feed", broker=url, data_dir=tmp_path / "home", auth=auth)
     try:
         pe.broker().request("PUT", f"{pe_path('feed', 0)}/export/trades", {"properties": {}})
-        outcome = pe.set_export_properties("trades", {"kind": "trade"}, wait="programmed")
+        outcome = set_export_properties(pe, "trades", {"kind": "trade"}, wait="programmed")
     finally:
         pe.stop(end_agent=True)
 
@@ -186,7 +186,12 @@ def test_start_takes_the_token_for_the_program_and_for_its_agent(
 
 def test_start_refuses_a_token_that_is_none_before_anything_is_started(tmp_path: Path) -> None:
     with pytest.raises(TokenError):
-        pe_agent.start(cast(Any, None), job="feed", data_dir=tmp_path / "home", token="no token")
+        sb.start(
+            cast(Any, None),
+            job="feed",
+            data_dir=tmp_path / "home",
+            auth=sb.BrokerAuth(token="no token"),
+        )
     assert not (tmp_path / "home").exists()
 
 

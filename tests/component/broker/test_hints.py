@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.job.agent_process import AgentProcess
+from pe_agent.job.agent.agent_process import AgentProcess
 from streambroker_core.errors import HintError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.capability import DAY_S, verify

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pe_agent.job.agent_process import AgentProcess
+from pe_agent.job.agent.agent_process import AgentProcess
 from pe_agent.transport.broker_client import BrokerClient, pe_path
 from pe_agent.transport.broker_trust import BrokerTrust
 from pe_agent.transport.tokens import Token

@@ -217,13 +217,13 @@ def test_the_sidecar_starts_the_agent_that_the_program_adopts(
 
 
 def started(name: str) -> dict[str, Any]:
-    """Return what a program gives to ``pe_agent.start``, as far as it is written out."""
+    """Return the constant arguments of a program's ``sb.start``, those of nested settings too."""
     text = (HOME / name).read_text()
     home = re.search(r'^HOME = "(.+)"$', text, re.MULTILINE)
     assert home is not None
     for node in ast.walk(ast.parse(text.replace('f"{HOME}', f'"{home[1]}'))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pe_agent.start":
-            words = {keyword.arg: keyword.value for keyword in node.keywords}
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "sb.start":
+            words = {one.arg: one.value for one in ast.walk(node) if isinstance(one, ast.keyword)}
             return {k: v.value for k, v in words.items() if k and isinstance(v, ast.Constant)}
     raise AssertionError(f"{name} starts no PE")
 

@@ -239,7 +239,8 @@ def test_the_answer_lists_routes_kept_added_and_cut_with_the_reason(world: World
     assert [ends(to_both, w) for w in ("kept", "added", "cut")] == [[second], [first], []]
 
 
-def test_the_functions_are_methods_of_the_pe_too(world: World) -> None:
+@pytest.mark.filterwarnings("ignore:PE.* is deprecated:DeprecationWarning")
+def test_the_functions_are_deprecated_methods_of_the_pe(world: World) -> None:
     port = world.declare("import", subscription="a == 1")
     assert world.pe.set_import_filter(port, "price > 1.0") == 0
     assert world.pe.get_import_filter(port).value == "price > 1.0"

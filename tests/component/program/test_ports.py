@@ -9,7 +9,7 @@ import pytest
 
 from pe_agent import functions
 from pe_agent.functions import Outcome
-from pe_agent.job.agent_process import AgentProcess
+from pe_agent.job.agent.agent_process import AgentProcess
 from pe_agent.job.ports import ExportPort, ImportPort
 from pe_agent.transport.broker_client import (
     BrokerUnavailableError,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.cep import HttpDiscoverer, PatternProcessorManager
+from streambroker.patterns import HttpDiscoverer, PatternProcessorManager
 from support.brokers.brokers import Rest, bearer, running_broker
 
 JOB = "/api/jobs/alerts/patterns"

@@ -12,10 +12,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
-import pe_agent
-from pe_agent.aligned import Limits, Operator, OperatorStream, Stream
+import streambroker as sb
 from pe_agent.aligned.data import RowsFrame
 from pe_agent.aligned.plan import StreamPlan
+from streambroker.operators import Limits, Operator, OperatorOptions, OperatorStream, Stream
 from support.aligned.graphs import Node, Turn, chain, sink, turns
 from support.aligned.model import simulate
 from support.aligned.operators import Failing, Multiply, NewerMultiply, Talkative
@@ -35,11 +35,15 @@ LONG = pytest.mark.long
 
 
 def multiplied(source: Stream, operator: Callable[[], Operator], **more: Any) -> OperatorStream:
-    settings = {"name": "Multiply", "buckets": 3, "schema": Multiply.SCHEMA, **more}
-    return source.control_aware(operator, **settings)
+    return source.apply(
+        operator,
+        name="Multiply",
+        schema=Multiply.SCHEMA,
+        options=OperatorOptions(**{"buckets": 3, **more}),
+    )
 
 
-def counted(window: int, frames: dict[str, DataFrame]) -> None:
+def counted(frames: dict[str, DataFrame], window: int) -> None:
     del window
     for frame in frames.values():
         frame.count()
@@ -86,21 +90,21 @@ def test_the_cause_of_a_window_that_failed_comes_first(
     source = scripted(spark, tmp_path, SCRIPT).key_by("k")
     failing = multiplied(source, partial(Failing, "payload"))
     error, began = failure(failing, tmp_path / "ck-cause"), "ControlInvalid: Handle.file holds a"
-    found = pe_agent.cause(error)
+    found = sb.cause(error)
     assert found is not None
     assert (found.type, found.code, str(found)[: len(began)]) == (
         "ControlError", "ControlInvalid", began,
     )  # fmt: skip
     assert found.place is not None
     assert "operators.py:" in found.place
-    query = failing.for_each_window(
+    query = failing.foreach_batch(
         counted,
         checkpoint=tmp_path / "ck-first",
         again=True,
     )
     with pytest.raises(StreamingQueryException) as raised:
         query.awaitTermination()
-    first = str(pe_agent.cause(query))
+    first = str(sb.cause(query))
     assert str(raised.value).startswith(first)
     assert str(query.exception()).startswith(first)
     reported = f"failed: {began}"
@@ -171,12 +175,14 @@ def test_ten_thousand_tuples_in_a_window_work_and_more_are_refused(
         rows = tuple((key, 1, 0) for key in range(8))
         script = [Turn(number=0, rows=(rows,), control=())]
         source = scripted(spark, folder, script, seed=IN_ORDER).key_by("k")
-        emits = source.control_aware(partial(Talkative, each), name="emits", buckets=2)
-        made = multiplied(emits.key_by("k"), Multiply, buckets=2, counts="counts")
+        emits = source.apply(
+            partial(Talkative, each), name="emits", options=OperatorOptions(buckets=2)
+        )
+        made = multiplied(emits.key_by("k"), Multiply, buckets=2, counts=True)
         if each > 5_000:
             assert "has 10002 control tuples" in refused(made, folder / "ck")
             continue
-        reported = collected(made["counts"].to_df(), folder / "ck")[0]
+        reported = collected(made.outputs["counts"].to_df(), folder / "ck")[0]
         assert sorted((row[1], row[3], row[6]) for row in reported if row[3] is not None) == [
             (bucket, "END_WINDOW", 10_000) for bucket in range(2)
         ]

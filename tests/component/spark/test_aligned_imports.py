@@ -13,8 +13,8 @@ from new_factor import SetFactor
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
-from pe_agent import PE
-from pe_agent.aligned import AlignedError, OperatorStream, Stream, Target
+from streambroker import PE
+from streambroker.operators import AlignedError, OperatorOptions, OperatorStream, Stream, Target
 from streambroker_core.control.runtime.buckets import Layout, bucket_for_key
 from support.aligned.operators import Multiply, Talkative
 from support.processes.waiting import until
@@ -57,7 +57,7 @@ class Windows:
         self.applied: dict[int, set[str]] = {}
         self.buckets: dict[str, set[int]] = {}
 
-    def __call__(self, window: int, frames: dict[str, DataFrame]) -> None:
+    def __call__(self, frames: dict[str, DataFrame], window: int) -> None:
         self.values[window] = sorted(row.v for row in frames["out"].collect())
         reported = frames["applied"].collect()
         self.applied[window] = {row.id for row in reported}
@@ -73,19 +73,20 @@ class Windows:
 
 
 def multiplied(stream: Stream, **more: Any) -> OperatorStream:
-    settings = {"schema": Multiply.SCHEMA, "buckets": 3, "report": "applied", **more}
-    return stream.key_by("k").control_aware(Multiply, **settings)
+    name = more.pop("name", None)
+    options = OperatorOptions(**{"buckets": 3, "report": True, **more})
+    return stream.key_by("k").apply(Multiply, name=name, schema=Multiply.SCHEMA, options=options)
 
 
 def run(jobs: Session, made: OperatorStream) -> Windows:
     windows = Windows()
-    jobs.queries.append(made.for_each_window(windows, checkpoint=jobs.folder / "ck-in"))
+    jobs.queries.append(made.foreach_batch(windows, checkpoint=jobs.folder / "ck-in"))
     return windows
 
 
 def subscribed(pe: PE, kind: str = "a", **more: Any) -> Stream:
     settings = {"start": "earliest", "schema": COLUMNS, **more}
-    return pe.subscribe(f"in-{kind}", f'kind == "{kind}"', control=True, **settings)
+    return pe.subscribe_stream(f"in-{kind}", f'kind == "{kind}"', **settings)
 
 
 def test_an_operator_gets_the_packed_rows_of_its_import_with_control(jobs: Session) -> None:
@@ -99,20 +100,20 @@ def test_an_operator_gets_the_packed_rows_of_its_import_with_control(jobs: Sessi
     windows = run(jobs, made)
     numbers.give(1, 2, 3)
     windows.await_values(1, 2)
-    sent = exporter.emit_control("out", SetFactor(10))
-    assert sent.wait_applied(SECONDS)
+    sent = exporter.exports["out"].send(SetFactor(10))
+    sent.wait_applied(SECONDS)
     numbers.give(3, 4)
     windows.await_values(1, 2, 40)
-    own = importer.send_control(SetFactor(7), operator="Multiply")
-    assert own.wait_applied(SECONDS)
+    own = importer.operators.send(SetFactor(7), operator="Multiply")
+    own.wait_applied(SECONDS)
     numbers.give(5)
     windows.await_values(1, 2, 40, 35)
     assert windows.buckets == {sent.id: {0, 1, 2}, own.id: {0, 1, 2}}
     assert sum(len(ids) for ids in windows.applied.values()) == 2
 
     bucket = {key: bucket_for_key((key,), BY_KEY) for key in range(5)}
-    aimed = importer.send_control(SetFactor(100), target=Target(operator="Multiply", key=(3,)))
-    assert aimed.wait_applied(SECONDS)
+    aimed = importer.operators.send(SetFactor(100), target=Target(operator="Multiply", key=(3,)))
+    aimed.wait_applied(SECONDS)
     numbers.give(*range(10, 15))
     changed = [v * (100 if bucket[v % 5] == bucket[3] else 7) for v in range(10, 15)]
     windows.await_values(1, 2, 40, 35, *changed)
@@ -131,7 +132,7 @@ def steps(stream: Stream) -> Stream:
 
 def code(stream: Stream) -> Stream:
     """Code of Spark that control goes around."""
-    return stream.through(lambda frame: frame.where("v != 3").dropDuplicates(["v"]))
+    return stream.transform(lambda frame: frame.where("v != 3").dropDuplicates(["v"]))
 
 
 def union(stream: Stream) -> Stream:
@@ -141,7 +142,7 @@ def union(stream: Stream) -> Stream:
 
 def first(stream: Stream) -> Stream:
     """Another operator."""
-    return multiplied(stream, name="first", report=None).where("v != 3").select("k", "v")
+    return multiplied(stream, name="first", report=False).where("v != 3").select("k", "v")
 
 
 @pytest.mark.parametrize(
@@ -155,10 +156,10 @@ def test_control_of_an_import_passes_whatever_comes_before_the_operator(
     windows = run(jobs, multiplied(through(subscribed(importer))))
     numbers.give(1, 2, 3)
     windows.await_values(1, 2)
-    sent = exporter.emit_control("out", SetFactor(1))
-    own = importer.send_control(SetFactor(1))
-    assert sent.wait_applied(SECONDS)
-    assert own.wait_applied(SECONDS)
+    sent = exporter.exports["out"].send(SetFactor(1))
+    own = importer.operators.send(SetFactor(1))
+    sent.wait_applied(SECONDS)
+    own.wait_applied(SECONDS)
     numbers.give(3, 5)
     windows.await_values(1, 2, 5)
     assert windows.buckets == {sent.id: {0, 1, 2}, own.id: {0, 1, 2}}
@@ -177,8 +178,8 @@ def test_of_two_imports_one_brings_the_control_log_also_when_it_or_the_other_is_
     busy = numbers["b" if idle == "a" else "a"]
     busy.give(1)
     windows.await_values(1)
-    own = importer.send_control(SetFactor(10))
-    assert own.wait_applied(SECONDS)
+    own = importer.operators.send(SetFactor(10))
+    own.wait_applied(SECONDS)
     busy.give(2)
     windows.await_values(1, 20)
     assert windows.buckets == {own.id: {0, 1, 2}}
@@ -191,8 +192,8 @@ def test_imports_that_catch_up_bring_more_tuples_between_them_than_one_query_may
     exporter, relay, importer = jobs.pe("feed"), jobs.pe("relay"), jobs.pe("alerts")
     for kind in "ab":
         frame = jobs.spark.readStream.schema(COLUMNS).parquet(str(folder_of(jobs, kind)))
-        talking = exporter.aligned(frame).control_aware(
-            lambda: Talkative(6_000), name=kind, buckets=1
+        talking = exporter.stream(frame).apply(
+            lambda: Talkative(6_000), name=kind, options=OperatorOptions(buckets=1)
         )
         checkpoint = jobs.folder / f"ck-{kind}"
         query = talking.publish(
@@ -200,20 +201,20 @@ def test_imports_that_catch_up_bring_more_tuples_between_them_than_one_query_may
         )
         assert query.awaitTermination(int(SECONDS))
     both = subscribed(relay, "a").union(subscribed(relay, "b"))
-    made = multiplied(both, name="relay", buckets=1, report=None)
+    made = multiplied(both, name="relay", buckets=1, report=False)
     checkpoint = jobs.folder / "ck-relay"
     query = made.publish("all", properties={"kind": "all"}, checkpoint=checkpoint, trigger=AT_ONCE)
     assert query.awaitTermination(int(SECONDS))
     received: dict[int, int] = {}
 
-    def count(window: int, frames: dict[str, DataFrame]) -> None:
+    def count(frames: dict[str, DataFrame], window: int) -> None:
         received[window] = sum(
             row.received for row in frames["counts"].where("delivery IS NOT NULL").collect()
         )
 
     stream = subscribed(importer, "all", schema=Multiply.SCHEMA).key_by("k")
-    made = stream.control_aware(Multiply, buckets=1, counts="counts")
-    assert made.for_each_window(
+    made = stream.apply(Multiply, options=OperatorOptions(buckets=1, counts=True))
+    assert made.foreach_batch(
         count, checkpoint=jobs.folder / "ck-in", trigger=AT_ONCE
     ).awaitTermination(int(SECONDS))
     assert max(received.values()) == sum(received.values()) == 12_000

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from pe_agent import PE
-from pe_agent.aligned import Stream
+from streambroker import PE
+from streambroker.operators import OperatorOptions, Stream
 from support.aligned.graphs import Node, Note, chain, names_of, reported, sink, turns
 from support.aligned.operators import Envelopes
 from support.aligned.spark import IN_ORDER, on_spark, renumbered, run, scripted, seen
@@ -52,7 +52,7 @@ def seen_by(
 ) -> list[str]:
     """Return what an operator of another job sees, window by window."""
     settings = {"start": "earliest", "schema": COLUMNS, **more}
-    stream = pe.subscribe(port, 'kind == "out"', control=True, **settings)
+    stream = pe.subscribe_stream(port, 'kind == "out"', **settings)
     folder = jobs.folder / f"seen-{port}"
     (only,) = on_spark(chain(sink()), change(stream), folder).values()
     query = run(only, jobs.folder / f"ck-{port}")
@@ -74,7 +74,7 @@ def test_windows_of_one_job_are_windows_of_another(jobs: Session, how: str) -> N
     if how == "mapped":
         stream, change = mapped(stream), mapped
     elif how == "beside":
-        stream = stream.through(lambda frame: frame, immediate="end")
+        stream = stream.transform(lambda frame: frame, immediate="end")
         windows = ["D1 D2 D3 a b", *WINDOWS[1:]]
     published(jobs, stream, "out")
     assert seen_by(jobs, importer, "in", change) == windows
@@ -115,10 +115,8 @@ def test_mergeable_tuples_end_no_window_and_of_those_in_one_the_last_holds(jobs:
 def test_a_tuple_keeps_its_epoch_and_its_emitter(jobs: Session) -> None:
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
     published(jobs, source(jobs, exporter), "out")
-    stream = importer.subscribe(
-        "in", 'kind == "out"', control=True, start="earliest", schema=COLUMNS
-    )
-    made = stream.control_aware(Envelopes, buckets=1, schema=Envelopes.SCHEMA)
+    stream = importer.subscribe_stream("in", 'kind == "out"', start="earliest", schema=COLUMNS)
+    made = stream.apply(Envelopes, schema=Envelopes.SCHEMA, options=OperatorOptions(buckets=1))
     given = [one for turn in SCRIPT for _, one in turn.control]
     assert sorted(tuple(row) for row in rows_of(jobs, made.to_df())) == sorted(
         (one.id, one.epoch, one.emitter, one.seq, one.delivery.value, one.text) for one in given

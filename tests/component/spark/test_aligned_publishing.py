@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame
 
-from pe_agent import PE
-from pe_agent.aligned import AlignedError
 from pe_agent.aligned.sinks import OutputsWriter
+from streambroker import PE
+from streambroker.operators import AlignedError, OperatorOptions
 from support.aligned.operators import Totals
 from support.processes.waiting import until
 from support.spark.session import SECONDS, Session, exporter_status
@@ -37,7 +37,9 @@ def test_several_outputs_reach_several_exports_and_a_repeated_batch_reaches_none
 
     def start() -> None:
         totals = (
-            pe.aligned(frame).key_by("k").control_aware(Totals, schemas=Totals.SCHEMAS, buckets=2)
+            pe.stream(frame)
+            .key_by("k")
+            .apply(Totals, schemas=Totals.SCHEMAS, options=OperatorOptions(buckets=2))
         )
         jobs.queries.append(
             totals.publish_outputs(
@@ -71,7 +73,7 @@ def test_several_outputs_reach_several_exports_and_a_repeated_batch_reaches_none
 
 def test_outputs_need_exports_of_their_own(jobs: Session) -> None:
     frame = jobs.spark.readStream.format("rate").load().selectExpr("value AS k", "value AS v")
-    totals = jobs.pe("feed").aligned(frame).control_aware(Totals, schemas=Totals.SCHEMAS)
+    totals = jobs.pe("feed").stream(frame).apply(Totals, schemas=Totals.SCHEMAS)
     for ports, why in (
         ({"sums": "one", "odd": "one"}, "an export of its own"),
         ({}, "an export of its own"),

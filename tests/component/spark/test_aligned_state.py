@@ -10,6 +10,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from streambroker.operators import OperatorOptions
 from streambroker_core.control.runtime.buckets import Layout, bucket_for_key
 from support.aligned.graphs import Turn
 from support.aligned.operators import NewerTotals, Totals
@@ -45,8 +46,10 @@ def test_state_of_an_older_version_is_read_bucket_by_bucket_and_written_again(
 
     def sums(operator: type[Totals], until: int) -> dict[int, list[tuple[Any, ...]]]:
         source = scripted(spark, tmp_path / "source", windows[:until]).key_by("k")
-        made = source.control_aware(operator, name="totals", schemas=operator.SCHEMAS, buckets=4)
-        return collected(made["sums"].to_df(), tmp_path / "ck")
+        made = source.apply(
+            operator, name="totals", schemas=operator.SCHEMAS, options=OperatorOptions(buckets=4)
+        )
+        return collected(made.outputs["sums"].to_df(), tmp_path / "ck")
 
     assert sorted(sums(Totals, 1)[0]) == [(0, 3), (1, 10), (2, 100)]
     newer = sums(NewerTotals, 3)

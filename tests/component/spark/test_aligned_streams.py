@@ -12,16 +12,17 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
-from pe_agent.aligned import (
+from pe_agent.aligned.runtime.frames import encode_control
+from pe_agent.aligned.runtime.hosting import CHANGELOG, prepare_session
+from streambroker.operators import (
     AlignedError,
     ControlFile,
+    OperatorOptions,
     Stream,
-    control_aware,
+    apply,
     control_stream,
     stream,
 )
-from pe_agent.aligned.runtime.frames import encode_control
-from pe_agent.aligned.runtime.hosting import CHANGELOG, prepare_session
 from streambroker_core.control.tuples import Delivery, make_logged_tuple
 from support.aligned.graphs import Node, chain, names_of, reported, sink, turns
 from support.aligned.operators import Multiply, Totals
@@ -76,7 +77,7 @@ def test_control_goes_around_code_that_knows_nothing_of_it(
         frame = frame.where(F.udf(lambda v: v > 0, "boolean")("v"))  # cannot do with None
         return frame.select("k", F.explode(F.array("v", F.col("v") + 5)).alias("v"), "t")
 
-    around = scripted(spark, tmp_path, script).through(code)
+    around = scripted(spark, tmp_path, script).transform(code)
     (only,) = on_spark(chain(sink()), around, tmp_path / "seen").values()
     log = seen(tmp_path / "seen", run(only, tmp_path / "ck"))
     first, second = (reported(log, names_of(script))[at].split() for at in (0, 1))
@@ -111,15 +112,17 @@ def test_a_stream_that_is_not_imported_gets_control_from_a_file(
     second = control.append(SetFactor(3), delivery=Delivery.END_WINDOW)
     found: dict[int, dict[str, list[Row]]] = {}
 
-    def take(window: int, frames: dict[str, DataFrame]) -> None:
+    def take(frames: dict[str, DataFrame], window: int) -> None:
         found[window] = {tag: frame.collect() for tag, frame in frames.items()}
 
     def window(files_: int) -> None:
         feed = files(spark, tmp_path / "in", files_).union(control_stream(spark, control.path))
-        made = feed.key_by("k").control_aware(
-            Multiply, schema=Multiply.SCHEMA, buckets=4, report="applied", counts="counts"
+        made = feed.key_by("k").apply(
+            Multiply,
+            schema=Multiply.SCHEMA,
+            options=OperatorOptions(buckets=4, report=True, counts=True),
         )
-        made.for_each_window(
+        made.foreach_batch(
             take, checkpoint=tmp_path / "ck", trigger={"availableNow": True}
         ).awaitTermination()
 
@@ -150,26 +153,30 @@ def test_thousands_of_tuples_in_a_control_file_come_in_several_windows(
             one = make_logged_tuple(control.log, seq, type_="SetFactor", text='{"factor":2}')
             file.write(encode_control(one) + b"\n")
     feed = files(spark, tmp_path / "in", 1).union(control_stream(spark, control.path))
-    made = feed.control_aware(Multiply, schema=Multiply.SCHEMA, buckets=1, counts="counts")
+    made = feed.apply(
+        Multiply, schema=Multiply.SCHEMA, options=OperatorOptions(buckets=1, counts=True)
+    )
     found: dict[int, dict[str | None, int]] = {}
 
-    def take(window: int, frames: dict[str, DataFrame]) -> None:
+    def take(frames: dict[str, DataFrame], window: int) -> None:
         found[window] = {row.delivery: row.delivered for row in frames["counts"].collect()}
 
-    query = made.for_each_window(take, checkpoint=tmp_path / "ck", trigger={"availableNow": True})
+    query = made.foreach_batch(take, checkpoint=tmp_path / "ck", trigger={"availableNow": True})
     query.awaitTermination()
     assert found == {0: {None: 8, "BEGIN": 9_000}, 1: {"BEGIN": 1_001}}
 
 
 def test_all_outputs_of_a_window_go_to_one_function(spark: SparkSession, tmp_path: Path) -> None:
     both = files(spark, tmp_path / "one", 1).union(files(spark, tmp_path / "two", 1))
-    totals = both.key_by("k").control_aware(Totals, schemas=Totals.SCHEMAS, buckets=2)
+    totals = both.key_by("k").apply(
+        Totals, schemas=Totals.SCHEMAS, options=OperatorOptions(buckets=2)
+    )
     found: dict[int, dict[str, list[tuple[int, ...]]]] = {}
 
-    def take(window: int, frames: dict[str, DataFrame]) -> None:
+    def take(frames: dict[str, DataFrame], window: int) -> None:
         found[window] = {tag: [tuple(row) for row in f.collect()] for tag, f in frames.items()}
 
-    totals.for_each_window(
+    totals.foreach_batch(
         take, checkpoint=tmp_path / "ck", trigger={"availableNow": True}
     ).awaitTermination()
     assert list(found) == [0]
@@ -203,29 +210,29 @@ def rate(spark: SparkSession) -> Stream:
         (lambda s: s.key_by("nobody"), "the key nobody is not a column of the stream"),
         (lambda s: s.with_watermark("value", "1 second"), "an event time is a timestamp"),
         (lambda s: s.union(s.select("value")), "have the columns"),
-        (lambda s: s.through(lambda frame: None), "it has to return a streaming DataFrame"),
-        (lambda s: s.through(lambda frame: frame, immediate="maybe"), "'refuse' or 'end'"),
+        (lambda s: s.transform(lambda frame: None), "it has to return a streaming DataFrame"),
+        (lambda s: s.transform(lambda frame: frame, immediate="maybe"), "'refuse' or 'end'"),
         (lambda s: s.publish("out", checkpoint="ck"), "publish needs a PE"),
-        (lambda s: s.control_aware(Multiply()), "pass its class"),
-        (lambda s: s.control_aware(partial(Multiply)), "give it one with name="),
-        (lambda s: s.control_aware(Totals), "columns are given for none"),
-        (lambda s: s.control_aware(Totals, schemas=Totals.SCHEMAS)["none"], "has no output none"),
+        (lambda s: s.apply(Multiply()), "pass its class"),
+        (lambda s: s.apply(partial(Multiply)), "give it one with name="),
+        (lambda s: s.apply(Totals), "columns are given for none"),
+        (lambda s: s.apply(Totals, schemas=Totals.SCHEMAS).outputs["none"], "has no output none"),
         (
-            lambda s: s.control_aware(Multiply).control_aware(Multiply),
+            lambda s: s.apply(Multiply).apply(Multiply),
             "the query has an operator Multiply already",
         ),
         (
-            lambda s: s.control_aware(Multiply, name="a").with_watermark("timestamp", "1 second"),
+            lambda s: s.apply(Multiply, name="a").with_watermark("timestamp", "1 second"),
             "before its first operator",
         ),
-        (lambda s: control_aware(Multiply, {"x": s}), "has the inputs in, and is given"),
-        (lambda s: s.control_aware(Multiply).where(of_even("value")), "where calls the .* even"),
+        (lambda s: apply(Multiply, {"x": s}), "has the inputs in, and is given"),
+        (lambda s: s.apply(Multiply).where(of_even("value")), "where calls the .* even"),
         (
-            lambda s: s.control_aware(Multiply).with_columns({"v": F.coalesce(of_even("value"))}),
+            lambda s: s.apply(Multiply).with_columns({"v": F.coalesce(of_even("value"))}),
             "with_columns calls the Python function even, but control tuples are among the rows",
         ),
         (
-            lambda s: s.control_aware(Multiply).where("value > 0").select(of_even("value")),
+            lambda s: s.apply(Multiply).where("value > 0").select(of_even("value")),
             "select calls the Python function even",
         ),
     ],
@@ -242,12 +249,12 @@ def test_python_functions_may_be_called_where_no_control_is_among_the_rows(rate:
 
 
 def test_other_operations_of_spark_are_not_there_and_say_what_to_do(rate: Stream) -> None:
-    with pytest.raises(AttributeError, match=r"no groupBy: Spark would lose.*through"):
+    with pytest.raises(AttributeError, match=r"no groupBy: Spark would lose.*transform"):
         rate.groupBy("value")
 
 
 def test_a_second_query_of_an_operator_is_refused_unless_it_is_asked_for(rate: Stream) -> None:
-    made = rate.control_aware(Multiply)
+    made = rate.apply(Multiply)
     made.to_df()
     with pytest.raises(AlignedError, match="operator Multiply is already part of a query"):
         made.where("value > 0").to_df()
@@ -265,7 +272,7 @@ SECOND = "operator Multiply was already started in another query"
 
 def test_a_second_start_of_one_frame_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     source = scripted(spark, tmp_path, renumbered(turns("D1"))).key_by("k")
-    frame = source.control_aware(Multiply, schema=Multiply.SCHEMA).to_df()
+    frame = source.apply(Multiply, schema=Multiply.SCHEMA).to_df()
     assert values(frame, tmp_path / "one") == {0: [1]}
     with pytest.raises(StreamingQueryException, match=SECOND):
         values(frame.where("v > 0"), tmp_path / "two")
@@ -276,7 +283,7 @@ def test_of_one_frame_the_first_query_may_be_started_again_and_one_more_if_it_is
     spark: SparkSession, tmp_path: Path
 ) -> None:
     source = scripted(spark, tmp_path, renumbered(turns("D1", "D2"))).key_by("k")
-    made = source.control_aware(Multiply, schema=Multiply.SCHEMA)
+    made = source.apply(Multiply, schema=Multiply.SCHEMA)
     frame, once = made.to_df(), {0: [1], 1: [2]}
     assert values(frame, tmp_path / "one") == once
     with pytest.raises(StreamingQueryException, match=SECOND):

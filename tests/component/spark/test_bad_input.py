@@ -9,8 +9,8 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
-from pe_agent.job.agent_process import AgentFailedError
-from pe_agent.job.publish import ArgumentError
+from pe_agent.job.agent.agent_process import AgentFailedError
+from pe_agent.job.arguments import ArgumentError
 from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError
 from streambroker_core.errors import FilterError, PropertyError, SubscriptionError
 from support.processes.jobs import Broker

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
-from pe_agent import PE
+from streambroker import PE
 from streambroker_core.control.runtime.packing import Packed, unpack
 from streambroker_core.model.schema import parse_ddl, to_items
 from support.processes.waiting import until
@@ -130,21 +130,21 @@ def test_tuples_go_from_job_to_job_and_come_from_outside(jobs: Session, feed: Fe
         await_reported(windows, max(lines[file]))
     assert windows.reported == [(of, [max(of)]) for of in lines]
 
-    sent = exporter.emit_control("out", Note("to all"))
+    sent = exporter.exports["out"].send(Note("to all"))
     await_reported(windows, {"text": "to all"})
-    own = importer.send_control(Note("to us"), operator="any")
+    own = importer.operators.send(Note("to us"), operator="any")
     await_reported(windows, {"text": "to us"})
-    assert sent.wait_applied(SECONDS)
-    assert own.wait_applied(SECONDS)
+    sent.wait_applied(SECONDS)
+    own.wait_applied(SECONDS)
 
     query.stop()
     before = windows.reported
-    again = importer.send_control(Note("later"))
+    again = importer.operators.send(Note("later"))
     feed.release(1)
     read_packed(jobs, importer, windows, controlLog="true")
     await_reported(windows, max(row[0] for row in feed.rows(3)))
     await_reported(windows, {"text": "later"})
     assert windows.reported[: len(before)] == before
-    assert again.wait_applied(SECONDS)
+    again.wait_applied(SECONDS)
     every = [what for _, tuples in windows.reported for what in tuples]
     assert len(every) == 7

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent import PE
+from streambroker import PE
 from support.processes.waiting import until
 from support.spark.feeds import DDL, Feed
 from support.spark.session import SECONDS, Session, exporter_status

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.cep import BrokerDiscoverer
+from streambroker.patterns import BrokerDiscoverer
 from support.patterns.imports import Letters, Rules, rule
 from support.processes.jobs import Broker
 from support.processes.waiting import until
@@ -48,7 +48,7 @@ def test_rules_put_by_rest_hold_in_all_buckets_from_one_window_and_outlast_the_b
         return reported
 
     def versions() -> list[int]:
-        return [one.version for one in alerts.made.processors.current_pattern_processors()]
+        return [one.version for one in alerts.made.rules.current_pattern_processors()]
 
     letters.give(0, "ABA")
     until(lambda: alerts.time() >= letters.last, SECONDS, "the first rows")
@@ -62,7 +62,7 @@ def test_rules_put_by_rest_hold_in_all_buckets_from_one_window_and_outlast_the_b
     assert reported["since"] > 0
 
     broker.end()
-    problems = alerts.made.processors
+    problems = alerts.made.rules
     until(lambda: problems.problem is not None, AWAY_SECONDS, "word of the broker that is away")
     assert "broker" in (problems.problem or "")
     letters.give(200, "AC")

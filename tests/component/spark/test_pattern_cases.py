@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pe_agent.aligned import Stream
-from pe_agent.cep import PatternProcessor, PatternStream, pattern_processors
+from streambroker.operators import OperatorOptions, Stream
+from streambroker.patterns import PatternProcessor, PatternStream
 from support.core import cases
 from support.patterns import cases as pattern_cases
 from support.patterns.spark import Given, Play
@@ -110,10 +110,13 @@ def end() -> dict[str, Any]:
 
 def play(spark: SparkSession, folder: Path, watermark: timedelta = timedelta(0)) -> Play:
     def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
-        return pattern_processors(
-            stream, Given(first), control=folder / "rules", key=["case", "part"], event_time="t",
-            watermark=f"{watermark.seconds} seconds", tie_break="tie", buckets=4,
-        )  # fmt: skip
+        return stream.with_watermark("t", f"{watermark.seconds} seconds").match_rules(
+            Given(first),
+            control_file=folder / "rules",
+            key=["case", "part"],
+            tie_break="tie",
+            options=OperatorOptions(buckets=4),
+        )
 
     return Play(spark, folder, make, ddl=DDL, schema=SCHEMA)
 
@@ -206,8 +209,11 @@ def test_cases_in_processing_time(spark: SparkSession, tmp_path: Path) -> None:
     """Their windows are so wide that the clock of the machine will do, or there are none."""
 
     def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
-        return pattern_processors(
-            stream, Given(first), control=tmp_path / "rules", key=["case", "part"], buckets=4
+        return stream.match_rules(
+            Given(first),
+            control_file=tmp_path / "rules",
+            key=["case", "part"],
+            options=OperatorOptions(buckets=4),
         )
 
     played = Play(spark, tmp_path, make, ddl=DDL, schema=SCHEMA)

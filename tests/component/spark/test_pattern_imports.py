@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from pe_agent.cep import pattern_processors
+from streambroker.operators import OperatorOptions
 from support.patterns.spark import Given
 from support.processes.waiting import until
 from support.spark.feeds import DDL, Feed
@@ -36,22 +36,24 @@ def test_rules_see_the_rows_of_an_import(jobs: Session, selectors: list[list[str
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
     feed = Feed(jobs.folder / "in", rows_per_file=11)
     jobs.publish(exporter, feed, "out", properties={"kind": "a"})
-    stream = importer.subscribe(
-        "in", 'kind == "a"', control=True, start="earliest", schema=DDL, filter="line != 5"
+    stream = importer.subscribe_stream(
+        "in", 'kind == "a"', start="earliest", schema=DDL, filter="line != 5"
     )
-    made = pattern_processors(
-        stream, Given([rule("r", 1, 0, 11), rule("none", 1, 5)]), key="name", buckets=3,
+    made = stream.match_rules(
+        Given([rule("r", 1, 0, 11), rule("none", 1, 5)]),
+        key="name",
         selectors=selectors,
-    )  # fmt: skip
+        options=OperatorOptions(buckets=3),
+    )
     found: list[tuple[str, int, list[int]]] = []
 
-    def take(window: int, frames: dict[str, DataFrame]) -> None:
+    def take(frames: dict[str, DataFrame], window: int) -> None:
         for row in frames["matches"].collect():
             events = json.loads(row.events).values()
             lines = [event["line"] for taken in events for event in taken]
             found.append((row.rule, row.version, lines))
 
-    query = made.for_each_window(take, checkpoint=jobs.folder / "ck")
+    query = made.foreach_batch(take, checkpoint=jobs.folder / "ck")
     jobs.queries.append(query)
     assert (importer.data_dir / "rules-patterns").exists()
     feed.release(2)
@@ -62,9 +64,9 @@ def test_rules_see_the_rows_of_an_import(jobs: Session, selectors: list[list[str
         return {(one["rule"], one["version"]): one["matches"] for one in reported}
 
     until(lambda: figures() == {("r", 1): 1, ("none", 1): 0}, SECONDS, f"figures: {figures()}")
-    made.processors.manager.on_pattern_processors_updated([rule("r", 2, 22, 0)])
+    made.rules.manager.on_pattern_processors_updated([rule("r", 2, 22, 0)])
     feed.release(2)
     until(lambda: found[1:] == [("r", 2, [22, 33])], SECONDS, f"the second match, not {found}")
     query.stop()
-    until(lambda: not made.processors.running, SECONDS, "the rules are closed with the query")
+    until(lambda: not made.rules.running, SECONDS, "the rules are closed with the query")
     until(lambda: figures() == {}, SECONDS, "no figures of a query that has ended")

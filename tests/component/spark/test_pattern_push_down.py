@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pe_agent import PE, aligned
-from pe_agent.aligned import AlignedError, ControlFile
-from pe_agent.cep import pattern_processors
+import streambroker as sb
+from streambroker import PE
+from streambroker.operators import AlignedError, ControlFile
 from support.patterns.imports import BEGIN, DDL, Letters, Rules, rule
 from support.patterns.spark import Given
 from support.processes.waiting import until
@@ -60,7 +60,7 @@ def test_the_same_comes_out_while_rules_change_and_over_a_restart(jobs: Session)
     for one in both:
         one.start(rule("r", "AB"))
     passed(letters.give(0, "AxBA"), "the first rows")
-    assert pushed.made.processors.relevance.filter == 'n == "A" || n == "B"'
+    assert pushed.made.rules.relevance.filter == 'n == "A" || n == "B"'
     assert pushed.pinned()["filter"] == 'n == "A" || n == "B"'
     assert whole.pinned() == {}
 
@@ -75,12 +75,12 @@ def test_the_same_comes_out_while_rules_change_and_over_a_restart(jobs: Session)
     for one in both:
         until(lambda one=one: one.late >= 2, SECONDS, "late rows")  # type: ignore[misc]
         one.query.stop()
-        until(lambda one=one: not one.made.processors.running, SECONDS, "end")  # type: ignore[misc]
+        until(lambda one=one: not one.made.rules.running, SECONDS, "end")  # type: ignore[misc]
     letters.give(510, "ACE")
     for one in both:
         one.start(rule("r", "AC", 2), rule("t", "EF", join="next"))
     passed(letters.give(600, "DEFCExF"), "rows behind the restart")
-    assert pushed.made.processors.relevance.why.startswith("rule t, version 1, ")
+    assert pushed.made.rules.relevance.why.startswith("rule t, version 1, ")
     assert pushed.pinned()["filter"] is None
     passed(letters.give(900, "z"), "the end")
 
@@ -99,22 +99,24 @@ def test_what_is_pushed_down_is_reported_and_what_cannot_be_is_refused(
 ) -> None:
     importer = jobs.pe("alerts")
 
-    def relevance(**settings: Any) -> str:
-        stream = importer.subscribe("in", 'kind == "a"', control=True, schema=DDL)
-        given = {"key": "user", "event_time": "t", "watermark": "0 seconds", **settings}
-        made = pattern_processors(
-            stream, Given([rule("r", "AB")]), control=tmp_path / f"{len(settings)}", **given
+    def relevance(*, timed: bool = True, **settings: Any) -> str:
+        stream = importer.subscribe_stream("in", 'kind == "a"', schema=DDL)
+        if timed:
+            stream = stream.with_watermark("t", "0 seconds")
+        made = stream.match_rules(
+            Given([rule("r", "AB")]),
+            control_file=tmp_path / f"{timed}-{len(settings)}",
+            key="user",
+            **settings,
         )
-        made.processors.close()
-        return made.processors.relevance.why
+        made.rules.close()
+        return made.rules.relevance.why
 
     assert relevance() == "push_down was not requested"
     assert "copied" in relevance(push_down=True, selectors=["n"])
-    assert "end windows" in relevance(push_down=True, event_time=None, watermark=None)
+    assert "end windows" in relevance(timed=False, push_down=True)
     frame = jobs.spark.readStream.schema(DDL).parquet(str(tmp_path))
     discoverer = Given([])
     with pytest.raises(AlignedError, match="the stream of one import"):
-        pattern_processors(
-            aligned.stream(frame), discoverer, control=tmp_path / "rules", push_down=True
-        )
+        sb.stream(frame).match_rules(discoverer, control_file=tmp_path / "rules", push_down=True)
     assert ControlFile(tmp_path / "rules").tuples() == []

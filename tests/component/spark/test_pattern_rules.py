@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pe_agent.aligned import Stream
-from pe_agent.cep import PatternStream, explain, pattern_processors
+from streambroker.operators import OperatorOptions, Stream
+from streambroker.patterns import PatternStream, explain
 from support.patterns.spark import Given, Play, letters
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -150,10 +150,11 @@ def play(spark: SparkSession, folder: Path, delay: str = "0 seconds") -> Play:
     control = folder / "rules"
 
     def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
-        return pattern_processors(
-            stream.key_by("user"), Given(first), control=control, event_time="t",
-            watermark=delay, buckets=4,
-        )  # fmt: skip
+        return (
+            stream.key_by("user")
+            .with_watermark("t", delay)
+            .match_rules(Given(first), control_file=control, options=OperatorOptions(buckets=4))
+        )
 
     return Play(spark, folder, make)
 
@@ -171,7 +172,7 @@ def run(played: Play, *, single: bool = False, restart: Sequence[int] = ()) -> d
             played.rules.on_pattern_processors_updated(wanted(window))
         if window == 1:
             assert played.made is not None
-            outcomes = played.made.processors.outcomes()
+            outcomes = played.made.rules.outcomes()
             refused = {one.rule: one.reason for one in outcomes if one.change == "refused"}
         rows = events(window)
         for part in [[row] for row in rows if not row["n"].endswith(".")] if single else [rows]:

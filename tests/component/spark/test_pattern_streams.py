@@ -16,20 +16,18 @@ import pytest
 from new_factor import SetFactor
 from pyspark.sql import SparkSession
 
-from pe_agent import aligned
-from pe_agent.aligned import AlignedError, ControlFile, Stream
-from pe_agent.cep import (
+import streambroker as sb
+from pe_agent.cep.discovery.discoverer import Wanted
+from streambroker.operators import AlignedError, ControlFile, OperatorOptions, Stream
+from streambroker.patterns import (
     DirectoryDiscoverer,
     DiscoveryError,
     MatchFunction,
     Pattern,
     PatternProcessor,
     PatternStream,
-    pattern,
-    pattern_processors,
     sql,
 )
-from pe_agent.cep.discovery.discoverer import Wanted
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.wire.reports.rule_metrics import WatermarkWait
 from support.aligned.spark import SHUFFLE
@@ -56,10 +54,14 @@ def rows(window: int, *events: str) -> list[dict[str, Any]]:
 
 
 def dynamic(control: Path, **settings: Any) -> Callable[[Stream, Sequence[Any]], PatternStream]:
-    given = {"key": "user", "event_time": "t", "watermark": "0 seconds", "buckets": 4}
+    options = OperatorOptions(buckets=settings.pop("buckets", 4))
+    delay = settings.pop("delay", "0 seconds")
 
     def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
-        return pattern_processors(stream, Given(first), control=control, **{**given, **settings})
+        timed = stream if delay is None else stream.with_watermark("t", delay)
+        return timed.match_rules(
+            Given(first), control_file=control, key="user", options=options, **settings
+        )
 
     return make
 
@@ -95,7 +97,7 @@ def test_a_rule_that_fails_is_off_in_all_buckets_from_the_next_window_on(
     played = Play(spark, tmp_path, dynamic(tmp_path / "rules", functions=FUNCTIONS))
     played.start([bad, good, slow])
     assert played.made is not None
-    processors = played.made.processors
+    processors = played.made.rules
     played.rows(rows(0, "u A", "u X", "v A"))
     assert [one.id for one in processors.current_pattern_processors()] == ["good", "slow"]
     over = [
@@ -111,7 +113,7 @@ def test_a_rule_that_fails_is_off_in_all_buckets_from_the_next_window_on(
     processors.enable("bad")
     played.rows(rows(2, "u A"))
     assert [row["rule"] for row in played.output()][-1] == "bad"
-    figures = {one.rule: one for one in processors.figures()}
+    figures = {one.rule: one for one in processors.metrics()}
     assert (figures["good"].matches, figures["good"].alive) == (1, 2)
     assert figures["good"].tested > 0
     assert figures["good"].nanoseconds > 0
@@ -145,10 +147,10 @@ class _OfShop(DirectoryDiscoverer):
 def test_how_many_rows_wait_for_the_watermark_is_reported(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    played = Play(spark, tmp_path, dynamic(tmp_path / "rules", watermark="30 seconds"))
+    played = Play(spark, tmp_path, dynamic(tmp_path / "rules", delay="30 seconds"))
     played.start([rule("r", "AC")])
     assert played.made is not None
-    processors = played.made.processors
+    processors = played.made.rules
     output = partial(WatermarkWait, operator="patterns", log="log")
     assert processors.waiting("patterns", "log") == output()
     played.rows(rows(0, "u A", "u C"))
@@ -169,10 +171,12 @@ def test_rules_stay_while_their_source_is_away_also_over_a_restart(
 
     def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
         del first
-        return pattern_processors(
-            stream, shop, control=tmp_path / "rules", key="user", event_time="t",
-            watermark="0 seconds", buckets=2,
-        )  # fmt: skip
+        return stream.with_watermark("t", "0 seconds").match_rules(
+            shop,
+            control_file=tmp_path / "rules",
+            key="user",
+            options=OperatorOptions(buckets=2),
+        )
 
     shop.away = True
     played = Play(spark, tmp_path, make)
@@ -183,14 +187,14 @@ def test_rules_stay_while_their_source_is_away_also_over_a_restart(
     played.rows(rows(0, "u A"))
     shop.away = True
     assert played.made is not None
-    processors = played.made.processors
+    processors = played.made.rules
     until(lambda: processors.problem is not None, 10.0, "the source is away")
     played.stop()
     played.start([])
     played.rows(rows(1, "u C"))
     assert [letters(row) for row in played.output()] == ["AC"]
     shop.rules, shop.away = [], False
-    processors = played.made.processors
+    processors = played.made.rules
     until(lambda: not processors.current_pattern_processors(), 10.0, "the rule is gone")
     assert processors.problem is None
     played.stop()
@@ -250,7 +254,9 @@ def test_one_rule_needs_no_control_file_and_another_one_takes_its_place(
         shape = Pattern.begin("A").where(fails_on_x)
         for letter in first:
             shape = shape.followed_by(letter).where(f'n == "{letter}"')
-        return pattern(stream, shape, key="user", event_time="t", watermark="0 seconds", buckets=2)
+        return stream.with_watermark("t", "0 seconds").match(
+            shape, key="user", options=OperatorOptions(buckets=2)
+        )
 
     played = Play(spark, tmp_path, make)
     played.start("C")
@@ -269,23 +275,25 @@ def test_one_rule_needs_no_control_file_and_another_one_takes_its_place(
 def test_rows_that_one_rule_need_not_see_are_left_out_and_time_passes_by_all(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    beside = aligned.ControlFile(tmp_path / "control")
+    beside = ControlFile(tmp_path / "control")
     beside.append(SetFactor(2))
 
     def output(push_down: bool) -> dict[str, list[str]]:
         def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
             del first
-            stream = stream.union(aligned.control_stream(spark, beside.path))
+            stream = stream.union(sb.control_stream(spark, beside.path))
             shape = Pattern.begin("A").where('n == "A"').followed_by("C").where('n == "C"')
-            return pattern(
-                stream, shape.within("150s"), key="user", event_time="t",
-                watermark="0 seconds", buckets=2, push_down=push_down,
-            )  # fmt: skip
+            return stream.with_watermark("t", "0 seconds").match(
+                shape.within("150s"),
+                key="user",
+                push_down=push_down,
+                options=OperatorOptions(buckets=2),
+            )
 
         played = Play(spark, tmp_path / str(push_down), make)
         played.start([])
         assert played.made is not None
-        relevant = played.made.processors.relevance.filter
+        relevant = played.made.rules.relevance.filter
         assert relevant == ('n == "A" || n == "C"' if push_down else None)
         played.rows(rows(0, "u A", "u X", "v A", "w X"))
         played.stop()
@@ -321,7 +329,7 @@ def test_in_processing_time_windows_end_though_nothing_comes_also_after_a_restar
     quiet["pattern"] |= {"within": "1s"}
     quiet["pattern"]["stages"][1]["join"] = "not_followed_by"
     slow["pattern"]["within"] = "4s"
-    make = dynamic(tmp_path / "rules", event_time=None, watermark=None, buckets=2)
+    make = dynamic(tmp_path / "rules", delay=None, buckets=2)
     played = Play(spark, tmp_path, make)
 
     def over() -> list[str]:
@@ -344,17 +352,15 @@ def test_only_new_checkpoints_in_processing_time_have_a_source_of_ticks(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Spark refuses a checkpoint whose query has got one more source."""
-    stream = aligned.stream(spark.readStream.schema(DDL).parquet(str(tmp_path)))
+    stream = sb.stream(spark.readStream.schema(DDL).parquet(str(tmp_path)))
 
     def ticks(made: PatternStream) -> bool:
-        made.processors.close()
+        made.rules.close()
         plan = made.node().frame._jdf.queryExecution().analyzed().toString()
         return "streambroker-side-ticks" in plan
 
-    def of_file(name: str, **settings: Any) -> bool:
-        return ticks(
-            pattern_processors(stream, [rule("r", "A")], control=tmp_path / name, **settings)
-        )
+    def of_file(name: str, source: Stream = stream) -> bool:
+        return ticks(source.match_rules([rule("r", "A")], control_file=tmp_path / name))
 
     @dataclass
     class Earlier:
@@ -363,11 +369,11 @@ def test_only_new_checkpoints_in_processing_time_have_a_source_of_ticks(
 
     ControlFile(tmp_path / "earlier").append(Earlier(RuleSet().document()))
     one = Pattern.begin("A").where('n == "A"')
-    timed: dict[str, Any] = {"event_time": "t", "watermark": "1 second"}
+    timed = stream.with_watermark("t", "1 second")
     assert [of_file("new"), of_file("new"), of_file("earlier")] == [True, True, False]
-    assert not of_file("timed", **timed)
-    assert [ticks(pattern(stream, one, timer=timer)) for timer in (True, False)] == [True, False]
-    assert not ticks(pattern(stream, one, **timed))
+    assert not of_file("timed", timed)
+    assert [ticks(stream.match(one, timer=timer)) for timer in (True, False)] == [True, False]
+    assert not ticks(timed.match(one))
 
 
 def test_a_statement_in_sql_makes_a_row_of_each_match(spark: SparkSession, tmp_path: Path) -> None:
@@ -378,7 +384,9 @@ def test_a_statement_in_sql_makes_a_row_of_each_match(spark: SparkSession, tmp_p
     )
     frame.coalesce(1).write.parquet(str(tmp_path / "in"))
     source = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "in"))
-    made = sql(MATCHES, {"trades": source}, watermark="0 seconds", buckets=2)
+    made = sql(
+        MATCHES, {"trades": source}, watermark="0 seconds", options=OperatorOptions(buckets=2)
+    )
     query = (
         made.to_df()
         .writeStream.format("memory")
@@ -401,8 +409,8 @@ def test_a_dynamic_statement_takes_its_rules_from_a_discoverer(
 
     def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
         made = sql(
-            text, {"letters": stream}, {"shop": Shop(first)}, control=tmp_path / "rules",
-            watermark="0 seconds", buckets=2,
+            text, {"letters": stream}, {"shop": Shop(first)}, control_file=tmp_path / "rules",
+            watermark="0 seconds", options=OperatorOptions(buckets=2),
         )  # fmt: skip
         assert isinstance(made, PatternStream)
         return made
@@ -417,27 +425,26 @@ def test_a_dynamic_statement_takes_its_rules_from_a_discoverer(
 def test_what_does_not_fit_is_refused_before_anything_starts(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    stream = aligned.stream(spark.readStream.schema(DDL).parquet(str(tmp_path)))
+    stream = sb.stream(spark.readStream.schema(DDL).parquet(str(tmp_path)))
     control = tmp_path / "rules"
-    timed: dict[str, Any] = {"event_time": "t", "watermark": "0 seconds"}
+    timed = stream.with_watermark("t", "0 seconds")
     one = Pattern.begin("A").where('n == "A"')
     ways: dict[str, Callable[[], object]] = {
-        "the key has 'nobody', which": lambda: pattern(stream, one, key="nobody", **timed),
-        "the event time when is not a column": lambda: pattern(stream, one, event_time="when"),
-        "a watermark without an event time": lambda: pattern(stream, one, watermark="1 second"),
-        "64 buckets without a key": lambda: pattern(stream, one, buckets=64),
-        "with_watermark": lambda: pattern(stream, one, event_time="t"),
-        "is refused .FieldUnknown": lambda: pattern(stream, Pattern.begin("A").where("m > 1")),
-        "push_down of one rule is for a stream of rows": lambda: pattern(
-            pattern(stream, one), Pattern.begin("A").where('rule == "x"'), push_down=True
+        "the key has 'nobody', which": lambda: timed.match(one, key="nobody"),
+        "the event time when is not a column": lambda: stream.match(one, event_time="when"),
+        "64 buckets without a key": lambda: stream.match(one, options=OperatorOptions(buckets=64)),
+        "with_watermark": lambda: stream.match(one, event_time="t"),
+        "is refused .FieldUnknown": lambda: stream.match(Pattern.begin("A").where("m > 1")),
+        "push_down of one rule is for a stream of rows": lambda: stream.match(one).match(
+            Pattern.begin("A").where('rule == "x"'), push_down=True
         ),
-        "two functions of the pattern are called <lambda>": lambda: pattern(
-            stream, one.where(lambda row, run: True).or_(lambda row, run: False)
+        "two functions of the pattern are called <lambda>": lambda: stream.match(
+            one.where(lambda row, run: True).or_(lambda row, run: False)
         ),
-        "selectors has 'nobody', which": lambda: pattern_processors(
-            stream, Given([]), control=control, selectors=["nobody"], **timed
+        "selectors has 'nobody', which": lambda: timed.match_rules(
+            Given([]), control_file=control, selectors=["nobody"]
         ),
-        "MATCH_RECOGNIZE_DYNAMIC without control=": lambda: sql(
+        "MATCH_RECOGNIZE_DYNAMIC without control_file=": lambda: sql(
             "SELECT * FROM s MATCH_RECOGNIZE_DYNAMIC (ORDER BY t"
             " pattern_processor_discoverer_factory = f)",
             {"s": stream},
@@ -447,11 +454,9 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
     for why, act in ways.items():
         with pytest.raises(AlignedError, match=why):
             act()
-    pattern_processors(stream, Given([]), control=control, key="user", **timed).processors.close()
+    timed.match_rules(Given([]), control_file=control, key="user").rules.close()
     with pytest.raises(AlignedError, match="the checkpoint is one without copies"):
-        pattern_processors(
-            stream, Given([]), control=control, key="user", selectors=["item"], **timed
-        )
+        timed.match_rules(Given([]), control_file=control, key="user", selectors=["item"])
     kept = json.loads(control.read_text().splitlines()[1])["payload"]
     assert kept == {
         "rules": {"format": 2, "rules": [], "disabled": []},
@@ -464,12 +469,12 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
 
 def test_a_rule_is_made_of_python_as_of_documents(spark: SparkSession, tmp_path: Path) -> None:
     """A function that the job has not registered is found before any task runs."""
-    stream = aligned.stream(spark.readStream.schema(DDL).parquet(str(tmp_path)))
+    stream = sb.stream(spark.readStream.schema(DDL).parquet(str(tmp_path)))
     rules = [
         PatternProcessor(id="r", version=1, pattern=Pattern.begin("A").where(fails_on_x)),
         PatternProcessor(id="s", version=1, pattern=Pattern.begin("A").where('n == "A"')),
     ]
-    made = pattern_processors(stream, Given(rules), control=tmp_path / "rules")
-    outcomes = {one.rule: one.change for one in made.processors.outcomes()}
+    made = stream.match_rules(Given(rules), control_file=tmp_path / "rules")
+    outcomes = {one.rule: one.change for one in made.rules.outcomes()}
     assert outcomes == {"r": "refused", "s": "added"}
-    made.processors.close()
+    made.rules.close()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pe_agent import PE
+from streambroker import PE
 from support.processes.waiting import until
 from support.spark.checkpoints import committed, offset
 from support.spark.feeds import DDL, Feed

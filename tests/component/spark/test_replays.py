@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from pe_agent import PE
+from streambroker import PE
 from support.processes.waiting import until
 from support.spark.checkpoints import batches, committed, offset, planned
 from support.spark.feeds import DDL, Feed

@@ -16,8 +16,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
-from pe_agent.aligned import OperatorStream, stream
-from pe_agent.side import TableStore, Views, side_list, side_map, side_multimap, side_singleton
+from streambroker.operators import OperatorOptions, OperatorStream, stream
+from streambroker.side import TableStore, Views, side_list, side_map, side_multimap, side_singleton
 from support.processes.waiting import until
 from support.sides.cases import load
 from support.sides.feeds import RATES, SECONDS, TRADES, Feed, Rows, put_rates
@@ -31,14 +31,16 @@ HOUR = 3600.0
 
 def rated(trades: Feed, rates: Feed, **settings: Any) -> OperatorStream:
     side = side_map(rates.stream, key="currency", timeout=HOUR)
-    sides = trades.stream.with_side_inputs(rates=side)
-    return sides.enrich("rates", on="currency", **settings).to_stream(buckets=1)
+    sides = trades.stream.join_side(rates=side)
+    return sides.enrich("rates", on="currency", **settings).to_stream(
+        options=OperatorOptions(buckets=1)
+    )
 
 
 def once(made: OperatorStream, checkpoint: Path) -> Rows:
     """Run a query over what there is."""
     rows = Rows()
-    query = made.for_each_window(rows, checkpoint=checkpoint, trigger={"availableNow": True})
+    query = made.foreach_batch(rows, checkpoint=checkpoint, trigger={"availableNow": True})
     query.awaitTermination()
     return rows
 
@@ -61,7 +63,7 @@ def test_a_map_of_a_million_entries_under_default_settings(
     values.put(k=keys, v=keys)
     with TableStore(tmp_path / "store") as store:
         table = store.folder("table", tmp_path / "table")
-        sides = main.stream.key_by("k").with_side_inputs(
+        sides = main.stream.key_by("k").join_side(
             v=side_map(values.stream, key="k", keyed=True, timeout=HOUR),
             w=side_map(table, key="k"),
         )
@@ -96,7 +98,7 @@ def test_rows_meet_every_kind_of_table_as_every_kind_of_side_input(
         )
         frame = store.frame("frame", lambda: spark.read.parquet(str(tmp_path / "a.parquet")))
         tables = {**folders, "query": query, "frame": frame}
-        sides = trades.stream.with_side_inputs(
+        sides = trades.stream.join_side(
             **{name: side_map(table, key="currency") for name, table in tables.items()},
             many=side_multimap(folders["csv"], key="currency", value="rate"),
             every=side_list(folders["json"], value="rate"),
@@ -114,7 +116,9 @@ def test_rows_meet_every_kind_of_table_as_every_kind_of_side_input(
 
         columns = ", ".join(f"{name} double" for name in tables)
         schema = f"{TRADES}, {columns}, many array<double>, total double, last double"
-        rows = once(sides.map_batches(look, schema, buckets=2), tmp_path / "ck")
+        rows = once(
+            sides.map_batches(look, schema, options=OperatorOptions(buckets=2)), tmp_path / "ck"
+        )
     assert rows.out("id", *tables, "many", "total", "last") == [
         ("a", *[1.0] * 6, [1.0], 3.0, 2.0),
         ("b", *[2.0] * 6, [2.0], 3.0, 2.0),
@@ -157,14 +161,14 @@ def test_keys_and_values_of_every_type_come_out_as_they_came_in(
     frame.write.parquet(str(tmp_path / "in"))
     main = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "in"))
     keys = stream(main.selectExpr(*(f"v_{name} AS k_{name}" for name in TYPES)))
-    sides = keys.with_side_inputs(
+    sides = keys.join_side(
         **{f"x_{name}": side_map(stream(main), key=f"v_{name}", timeout=HOUR) for name in TYPES}
     )
     for name in TYPES:
         others = [one for one in given if one != f"v_{name}"]
         named = {one: f"{name}_{one}" for one in others}
         sides = sides.enrich(f"x_{name}", on=f"k_{name}", names=named)
-    [row] = once(sides.to_stream(buckets=2), tmp_path / "ck").of["out"]
+    [row] = once(sides.to_stream(options=OperatorOptions(buckets=2)), tmp_path / "ck").of["out"]
     for name in TYPES:
         for one, value in given.items():
             if one != f"v_{name}":
@@ -185,13 +189,13 @@ def test_a_checkpoint_takes_other_policies_and_refuses_another_definition(
     rows = once(rated(trades, rates, missing="null"), tmp_path / "ck")
     assert rows.out("id", "rate") == [("b", None), ("c", None)], "and waits no longer"
     trades.put(id=["d"], currency=["EUR"])
-    other = trades.stream.with_side_inputs(
+    other = trades.stream.join_side(
         rates=side_map(
             rates.stream.select("currency", F.col("rate").cast("float").alias("rate")),
             key="currency",
         )
     )
-    made = other.enrich("rates", on="currency").to_stream(buckets=1)
+    made = other.enrich("rates", on="currency").to_stream(options=OperatorOptions(buckets=1))
     with pytest.raises(Exception, match="the state of `rates` has another definition"):
         once(made, tmp_path / "ck")
     assert once(rated(trades, rates), tmp_path / "ck").out("id", "rate") == [("d", 1.0)]
@@ -233,8 +237,10 @@ def test_a_table_that_changed_while_no_driver_was_there_is_seen_after_the_start(
         trades.put(id=list(ids), currency=["EUR"] * len(ids))
         with TableStore(tmp_path / "store") as store:
             table = store.folder("rates", tmp_path / "rates")
-            sides = trades.stream.with_side_inputs(rates=side_map(table, key="currency"))
-            made = sides.enrich("rates", on="currency").to_stream(buckets=2)
+            sides = trades.stream.join_side(rates=side_map(table, key="currency"))
+            made = sides.enrich("rates", on="currency").to_stream(
+                options=OperatorOptions(buckets=2)
+            )
             return once(made, tmp_path / "ck").out("id", "rate")
 
     put_rates(tmp_path / "rates", EUR=1.0)
@@ -257,8 +263,10 @@ def test_an_aggregation_of_spark_behind_the_operator_counts_each_row_once(
 
     trades.put(id=list("abc"), currency=["EUR", "USD", "EUR"], at=at(1, 2, 12))
     side = side_map(rates.stream, key="currency", timeout=HOUR)
-    sides = trades.stream.with_side_inputs(rates=side)
-    made = sides.enrich("rates", on="currency").to_stream(buckets=2).to_df()
+    sides = trades.stream.join_side(rates=side)
+    made = (
+        sides.enrich("rates", on="currency").to_stream(options=OperatorOptions(buckets=2)).to_df()
+    )
     sums = (
         made.withWatermark("at", "0 seconds")
         .groupBy(F.window("at", "10 seconds").alias("w"), "currency")

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-import pe_agent
+import streambroker as sb
 from pe_agent.pe import PE
-from pe_agent.side import side_map
+from streambroker.operators import OperatorOptions
+from streambroker.side import side_map
 from support.processes.waiting import until
 
 SECONDS = 60.0
@@ -33,14 +34,14 @@ def test_a_stall_and_its_end_reach_the_agent(spark: SparkSession, tmp_path: Path
     trades, rates = tmp_path / "trades", tmp_path / "rates"
     put(trades, id=["a", "b"], currency=["EUR", "USD"])
     rates.mkdir()
-    pe = pe_agent.start(spark, job="sides", data_dir=tmp_path / "home", linger=5.0)
+    pe = sb.start(spark, job="sides", data_dir=tmp_path / "home", linger=5.0)
     try:
         files = spark.readStream.schema("id string, currency string").parquet(str(trades))
         values = spark.readStream.schema("currency string, rate double").parquet(str(rates))
-        sides = pe.aligned(files).with_side_inputs(
-            rates=side_map(pe.aligned(values), key="currency")
+        sides = pe.stream(files).join_side(rates=side_map(pe.stream(values), key="currency"))
+        made = sides.enrich("rates", on="currency").to_stream(
+            name="rated", options=OperatorOptions(buckets=2)
         )
-        made = sides.enrich("rates", on="currency").to_stream(name="rated", buckets=2)
         writer = made.to_df().writeStream.format("noop")
         query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
         try:

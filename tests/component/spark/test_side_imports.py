@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame
 
-from pe_agent import PE
-from pe_agent.aligned import Stream
-from pe_agent.side import SideComplete, side_map
+from streambroker import PE
+from streambroker.operators import OperatorOptions, Stream
+from streambroker.side import SideComplete, side_map
 from support.processes.waiting import until
 from support.spark.session import SECONDS, Session
 
@@ -36,7 +36,7 @@ class Exported:
 
     def imported(self, pe: PE) -> Stream:
         reported: dict[str, Any] = {"start": "earliest", "schema": self._ddl}
-        return pe.subscribe(self.port, f'kind == "{self.port}"', control=True, **reported)
+        return pe.subscribe_stream(self.port, f'kind == "{self.port}"', **reported)
 
 
 class Seen:
@@ -46,7 +46,7 @@ class Seen:
         self.rows: list[tuple[str, float | None]] = []
         self._last: dict[int, dict[str, Any]] = {}
 
-    def __call__(self, window: int, frames: dict[str, DataFrame]) -> None:
+    def __call__(self, frames: dict[str, DataFrame], window: int) -> None:
         del window
         for row in frames["figures"].where("input = 'rates'").collect():
             self._last[row.bucket] = row.asDict()
@@ -69,19 +69,19 @@ def test_rows_of_an_import_wait_until_the_other_job_says_that_its_rows_are_compl
     rates = Exported(jobs, exporter, "rates", "currency string, rate double")
     side = side_map(rates.imported(importer), key="currency", keyed=True, ready="complete")
     main = trades.imported(importer).key_by("currency")
-    sides = main.with_side_inputs(rates=side).enrich("rates", on="currency")
+    sides = main.join_side(rates=side).enrich("rates", on="currency")
     seen = Seen()
-    made = sides.to_stream(buckets=2, figures=True)
-    jobs.queries.append(made.for_each_window(seen, checkpoint=jobs.folder / "ck-in"))
+    made = sides.to_stream(options=OperatorOptions(buckets=2, metrics=True))
+    jobs.queries.append(made.foreach_batch(seen, checkpoint=jobs.folder / "ck-in"))
     trades.put(id=["a"], currency=["EUR"])
     rates.put(currency=["EUR", "USD"], rate=[1.0, 2.0])
     until(lambda: (seen.sum("waiting_rows"), seen.sum("staged")) == (1, 2), SECONDS, "both wait")
-    assert exporter.emit_control("rates", SideComplete(input="rates")).wait_applied(SECONDS)
+    exporter.exports["rates"].send(SideComplete(input="rates")).wait_applied(SECONDS)
     seen.await_rows(("a", 1.0))
     rates.put(currency=["EUR"], rate=[3.0])
     until(lambda: seen.sum("staged") == 1, SECONDS, "a second load")
     trades.put(id=["b"], currency=["EUR"])
     seen.await_rows(("a", 1.0), ("b", 1.0))
-    assert importer.send_control(SideComplete(input="rates")).wait_applied(SECONDS)
+    importer.operators.send(SideComplete(input="rates")).wait_applied(SECONDS)
     trades.put(id=["c"], currency=["EUR"])
     seen.await_rows(("a", 1.0), ("b", 1.0), ("c", 3.0))

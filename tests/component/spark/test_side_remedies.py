@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pe_agent.aligned import Stream, stream
-from pe_agent.side import SideInputs, Views, side_list, side_map
+from streambroker.operators import Stream, stream
+from streambroker.side import SideInputs, Views, side_list, side_map
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.side import fixed
 
@@ -24,7 +24,7 @@ def grouped(key: Any, window: Any, rows: pa.RecordBatch, views: Views) -> pa.Rec
 
 
 def sided(main: Stream, side: Stream, **settings: Any) -> SideInputs:
-    return main.with_side_inputs(x=side_map(side, key="value", **settings))
+    return main.join_side(x=side_map(side, key="value", **settings))
 
 
 def source(spark: SparkSession) -> Stream:
@@ -78,9 +78,9 @@ BY_TIME = {"order": "event time"}
             lambda main, side: sided(main.key_by("value"), side, keyed=True),
         ),
         (
-            lambda main, side: main.with_side_inputs(x=side_list(side, update="replace")),
+            lambda main, side: main.join_side(x=side_list(side, update="replace")),
             "ready='complete'",
-            lambda main, side: main.with_side_inputs(
+            lambda main, side: main.join_side(
                 x=side_list(side, update="replace", ready="complete")
             ),
         ),

@@ -18,9 +18,9 @@ from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
-import pe_agent
-from pe_agent.aligned import Stream, stream
-from pe_agent.side import (
+import streambroker as sb
+from streambroker.operators import OperatorOptions, Stream, stream
+from streambroker.side import (
     SideInputs,
     StatelessInputs,
     Table,
@@ -111,7 +111,7 @@ def test_rows_are_those_of_an_operator_with_state(spark: SparkSession, tmp_path:
 
         def sides(partitions: int) -> SideInputs:
             main = trades(spark, tmp_path / "in", partitions)
-            return main.with_side_inputs(
+            return main.join_side(
                 rates=side_map(rates, key="currency"),
                 many=side_multimap(many, key="currency"),
                 limit=side_singleton(limit, value="limit"),
@@ -126,9 +126,11 @@ def test_rows_are_those_of_an_operator_with_state(spark: SparkSession, tmp_path:
             of = sides(2)
             expected = rows(
                 "with",
-                enriched=of.to_stream(name="a", buckets=2),
-                joined=alone(of, "many").join_view("many", on="currency", name="b", buckets=2),
-                mapped=of.map_batches(see, columns, name="c", buckets=2),
+                enriched=of.to_stream(name="a", options=OperatorOptions(buckets=2)),
+                joined=alone(of, "many").join_view(
+                    "many", on="currency", name="b", options=OperatorOptions(buckets=2)
+                ),
+                mapped=of.map_batches(see, columns, name="c", options=OperatorOptions(buckets=2)),
             )
             for partitions in (1, 4):
                 of = sides(partitions)
@@ -166,9 +168,7 @@ def test_a_table_changes_between_two_micro_batches_and_not_within_one(
     for _ in range(3):
         put(tmp_path / "in", "abcdefgh", *["EUR"] * 8)
     with tables(tmp_path, EUR=0.0) as (store, table):
-        sides = trades(spark, tmp_path / "in", 4).with_side_inputs(
-            rates=side_map(table, key="currency")
-        )
+        sides = trades(spark, tmp_path / "in", 4).join_side(rates=side_map(table, key="currency"))
         made = sides.stateless().enrich("rates", on="currency", version="version")
         frame = made.to_stream().to_df()
 
@@ -239,7 +239,7 @@ def test_control_keeps_its_place_and_reaches_the_next_operator(
     pq.write_table(values, tmp_path / "more.parquet")
     with TableStore(tmp_path / "store") as store:
         table = store.folder("more", tmp_path / "more.parquet", every=None)
-        sides = source.with_side_inputs(more=side_map(table, key="v")).stateless()
+        sides = source.join_side(more=side_map(table, key="v")).stateless()
         made = sides.enrich("more", on="v").to_stream().select("k", F.col("more").alias("v"), "t")
         (only,) = on_spark(chain(sink()), made, tmp_path / "seen").values()
         log = seen(tmp_path / "seen", run(only, tmp_path / "ck"))
@@ -248,11 +248,11 @@ def test_control_keeps_its_place_and_reaches_the_next_operator(
 
 def test_version_and_size_reach_the_agent(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path / "in", "ab", "EUR", "USD")
-    pe = pe_agent.start(spark, job="tables", data_dir=tmp_path / "home", linger=5.0)
+    pe = sb.start(spark, job="tables", data_dir=tmp_path / "home", linger=5.0)
     try:
         with tables(tmp_path, EUR=1.0, USD=2.0) as (_, table):
             files = spark.readStream.schema(TRADES).parquet(str(tmp_path / "in"))
-            sides = pe.aligned(files).with_side_inputs(rates=side_map(table, key="currency"))
+            sides = pe.stream(files).join_side(rates=side_map(table, key="currency"))
             made = sides.stateless().join_view("rates", on="currency", name="rated")
             writer = made.to_df().writeStream.format("noop")
             query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
@@ -275,7 +275,7 @@ def sides(spark: SparkSession, tmp_path: Path) -> Iterator[SideInputs]:
     pq.write_table(table, tmp_path / "names.parquet")
     with TableStore(tmp_path / "store") as store:
         names = store.folder("names", tmp_path / "names.parquet", every=None)
-        yield rate.with_watermark("timestamp", "1 second").with_side_inputs(
+        yield rate.with_watermark("timestamp", "1 second").join_side(
             names=side_map(names, key="value")
         )
 
@@ -287,9 +287,20 @@ def stateless(act: Callable[[StatelessInputs], Any]) -> Callable[[SideInputs], A
 @pytest.mark.parametrize(
     ("act", "why"),
     [
-        (stateless(lambda of: of.to_stream(figures=True)), "figures is a setting of an operator"),
-        (stateless(lambda of: of.to_stream(buckets=2)), "buckets is a setting .*; leave it out, "),
-        (stateless(lambda of: of.map_batches(see, "id string", order_by="v")), "order_by is a set"),
+        (
+            stateless(lambda of: of.to_stream(options=OperatorOptions(metrics=True))),
+            "figures is a setting of an operator",
+        ),
+        (
+            stateless(lambda of: of.to_stream(options=OperatorOptions(buckets=2))),
+            "buckets is a setting .*; leave it out, ",
+        ),
+        (
+            stateless(
+                lambda of: of.map_batches(see, "id string", options=OperatorOptions(order_by="v"))
+            ),
+            "order_by is a set",
+        ),
         (
             stateless(lambda of: of.join_view("names", on="value", own_keys=True)),
             "own_keys is a setting",
@@ -310,7 +321,7 @@ def stateless(act: Callable[[StatelessInputs], Any]) -> Callable[[SideInputs], A
         (
             lambda of: (
                 Stream(of.main)
-                .with_side_inputs(last=side_singleton(Stream(of.main)))
+                .join_side(last=side_singleton(Stream(of.main)))
                 .stateless()
                 .explain()
             ),

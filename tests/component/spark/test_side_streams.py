@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from pe_agent.aligned import OperatorStream, Stream, stream
-from pe_agent.side import (
+from streambroker.operators import OperatorOptions, OperatorStream, Stream, stream
+from streambroker.side import (
     SideInputs,
     SideRefresh,
     Table,
@@ -28,9 +28,9 @@ from support.sides.feeds import SECONDS, TRADES, Feed, Rows, put_rates, running
 
 
 def enriched(trades: Stream, table: Table) -> OperatorStream:
-    sides = trades.with_side_inputs(rates=side_map(table, key="currency"))
+    sides = trades.join_side(rates=side_map(table, key="currency"))
     sides = sides.enrich("rates", on="currency", version="version")
-    return sides.to_stream(buckets=2, figures=True)
+    return sides.to_stream(options=OperatorOptions(buckets=2, metrics=True))
 
 
 def test_a_table_changes_between_two_windows_and_a_replay_sees_the_version_of_then(
@@ -43,12 +43,12 @@ def test_a_table_changes_between_two_windows_and_a_replay_sees_the_version_of_th
         table = store.folder("rates", tmp_path / "rates", every=None)
         first, rows = table.state().version, Rows()
 
-        def fail(window: int, frames: dict[str, DataFrame]) -> None:
-            rows(window, {"out": frames["out"]})
+        def fail(frames: dict[str, DataFrame], window: int) -> None:
+            rows({"out": frames["out"]}, window)
             raise RuntimeError("the sink is away")
 
         trades.put(id=["a", "b"], currency=["EUR", "USD"])
-        query = enriched(trades.stream, table).for_each_window(fail, checkpoint=tmp_path / "ck")
+        query = enriched(trades.stream, table).foreach_batch(fail, checkpoint=tmp_path / "ck")
         with pytest.raises(Exception, match="the sink is away"):
             query.awaitTermination()
         put_rates(tmp_path / "rates", EUR=2.0, USD=3.0)
@@ -106,9 +106,11 @@ def test_a_jdbc_table_is_a_side_input_as_any_batch_dataframe_is(
         table = store.frame(
             "rates", lambda: spark.read.jdbc(url, "rates", properties=driver), every=None
         )
-        sides = trades.stream.with_side_inputs(rates=side_map(table, key="currency"))
+        sides = trades.stream.join_side(rates=side_map(table, key="currency"))
         rows = Rows()
-        made = sides.join_view("rates", on="currency", columns=["rate"], buckets=2)
+        made = sides.join_view(
+            "rates", on="currency", columns=["rate"], options=OperatorOptions(buckets=2)
+        )
         trades.put(id=["a", "b"], currency=["EUR", "GBP"])
         with running(made, rows, tmp_path / "ck") as query:
             query.processAllAvailable()
@@ -125,12 +127,14 @@ def test_rows_that_wait_too_long_wait_no_longer_though_nothing_comes(
     """C-48: of a map the default is seen; a singleton sends rows to the output errors."""
     trades = Feed(spark, tmp_path / "trades", TRADES)
     rates = Feed(spark, tmp_path / "rates", "currency string, rate double")
-    sides = trades.stream.with_side_inputs(
+    sides = trades.stream.join_side(
         rates=side_map(rates.stream, key="currency", timeout=1.0, default=0.5),
         limit=side_singleton(rates.stream, value="rate", timeout=2.0, on_timeout="error"),
     )
     rows = Rows()
-    made = sides.enrich("rates", on="currency").to_stream(buckets=1, figures=True)
+    made = sides.enrich("rates", on="currency").to_stream(
+        options=OperatorOptions(buckets=1, metrics=True)
+    )
 
     def taken() -> bool:
         return any(row["rows"] for row in rows.of["figures"] if row["input"] == "rates")
@@ -164,8 +168,11 @@ def test_an_idle_side_stream_holds_no_window_any_longer(
         windows=fixed(10),
         ready="watermark",
     )
-    sides = trades.stream.with_watermark("at", "5 seconds").with_side_inputs(rates=side)
-    made, rows = sides.enrich("rates", on="currency").to_stream(buckets=2), Rows()
+    sides = trades.stream.with_watermark("at", "5 seconds").join_side(rates=side)
+    made, rows = (
+        sides.enrich("rates", on="currency").to_stream(options=OperatorOptions(buckets=2)),
+        Rows(),
+    )
     rates.put(currency=["EUR"], rate=[1.0], at=at(3))
     trades.put(id=["a"], currency=["EUR"], at=at(4))
     trades.put(id=["b", "c", "d"], currency=["EUR"] * 3, at=at(12, 20, 25))
@@ -204,10 +211,16 @@ def test_rows_that_wait_are_not_late_for_the_operator_behind(
         query.processAllAvailable()
 
     main = flights.stream.with_watermark("at", "0 seconds")
-    first = main.with_side_inputs(limit=side_singleton(limits.stream, value="v")).enrich("limit")
-    behind = first.to_stream(name="first", buckets=1).with_side_inputs().options(event_time="at")
+    first = main.join_side(limit=side_singleton(limits.stream, value="v")).enrich("limit")
+    behind = (
+        first.to_stream(name="first", options=OperatorOptions(buckets=1))
+        .join_side()
+        .options(event_time="at")
+    )
     counts = "second bigint, n bigint, v bigint"
-    made = behind.window(10).apply(counted, counts, name="second", buckets=1)
+    made = behind.window(10).apply(
+        counted, counts, name="second", options=OperatorOptions(buckets=1)
+    )
     rows = Rows()
     with running(made, rows, tmp_path / "ck") as query:
         for second in (3, 50, 60):
@@ -223,7 +236,7 @@ def test_rows_that_wait_are_not_late_for_the_operator_behind(
 
 
 def joined(sides: SideInputs) -> OperatorStream:
-    return sides.join_view("rates", on="currency", how="inner", buckets=2)
+    return sides.join_view("rates", on="currency", how="inner", options=OperatorOptions(buckets=2))
 
 
 def mapped(sides: SideInputs) -> OperatorStream:
@@ -232,7 +245,9 @@ def mapped(sides: SideInputs) -> OperatorStream:
         count = pa.array([len(views["words"])] * batch.num_rows, pa.int64())
         return pa.record_batch({"id": batch.column("id"), "rate": found, "words": count})
 
-    return sides.map_batches(look, "id string, rate array<double>, words bigint", buckets=2)
+    return sides.map_batches(
+        look, "id string, rate array<double>, words bigint", options=OperatorOptions(buckets=2)
+    )
 
 
 @pytest.mark.parametrize(
@@ -257,7 +272,7 @@ def test_functions_and_joins_see_streams_that_are_keyed_and_broadcast(
     trades = Feed(spark, tmp_path / "trades", TRADES)
     rates = Feed(spark, tmp_path / "rates", "currency string, rate double")
     words = Feed(spark, tmp_path / "words", "word string")
-    sides = trades.stream.key_by("currency").with_side_inputs(
+    sides = trades.stream.key_by("currency").join_side(
         rates=side_multimap(rates.stream, key="currency", keyed=True, ready="not required"),
         words=side_list(words.stream),
     )
@@ -275,7 +290,7 @@ def test_what_holds_is_reported_before_anything_runs(spark: SparkSession, tmp_pa
     rate = stream(spark.readStream.format("rate").load())
     with TableStore(tmp_path / "store") as store:
         table = store.folder("rates", tmp_path / "rates", every=None)
-        sides = rate.with_side_inputs(rates=side_map(table, key="currency"), last=side_list(rate))
+        sides = rate.join_side(rates=side_map(table, key="currency"), last=side_list(rate))
         reported = sides.explain()
     assert "a table, once per process, replaced version by version" in reported[1]
     assert "rows wait for the first data (by default)" in reported[2]

@@ -23,10 +23,10 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pe_agent.aligned import Operator, OperatorStream, Stream, control_aware
 from pe_agent.aligned.data import RowsFrame
 from pe_agent.aligned.plan import StreamPlan
 from pe_agent.aligned.runtime.frames import encode_control
+from streambroker.operators import Operator, OperatorOptions, OperatorStream, Stream, apply
 from streambroker_core.control.operators.operator import Changes
 from streambroker_core.control.runtime.packing import sequence
 from streambroker_core.control.tuples import Limits
@@ -190,13 +190,12 @@ def on_spark(
             ports[edge.port] = feed if known is None else known.union(feed)
         if node.keyed:
             ports = {port: one.key_by("k") for port, one in ports.items()}
-        out[node.name] = control_aware(
+        out[node.name] = apply(
             partial(made, node, str(folder)),
             ports,
             name=node.name,
-            buckets=node.buckets,
             schemas=dict.fromkeys(node.outputs, "k bigint, v bigint, t timestamp"),
-            limits=settings.get("limits", Limits()),
+            options=OperatorOptions(buckets=node.buckets, limits=settings.get("limits", Limits())),
         )
     return out
 

@@ -20,7 +20,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -38,7 +38,7 @@ from pe_agent.datasource import options
 from pe_agent.datasource.source import StreambrokerDataSource
 from pe_agent.job import ports
 from pe_agent.job import send_control as emitted
-from pe_agent.side.operator import FIGURES_SCHEMA
+from pe_agent.side.operator import METRICS_SCHEMA
 from streambroker_core.cep.engine import outputs as engine_outputs
 from streambroker_core.cep.operator import PatternOperator
 from streambroker_core.control.runtime import packing
@@ -218,7 +218,7 @@ def api() -> str:
     lines: list[str] = []
     known: dict[int, str] = {}
     for module, name in sorted(_public()):
-        with suppress(AttributeError, ImportError):
+        with suppress(AttributeError, ImportError), _without_deprecations():
             found = _imported(module, name)
             place = known.setdefault(id(found), f"{module}:{name}")
             if _is_described(found) and place != f"{module}:{name}":
@@ -228,6 +228,14 @@ def api() -> str:
     for one in HANDED_OUT:
         lines += _described(f"handed out:{one.__name__}", one)
     return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """Allow old names: each is imported with a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 def _public() -> set[tuple[str, str]]:
@@ -462,7 +470,7 @@ def spark() -> Any:
         "matches": formats.columns(engine_outputs.RESULTS),
         "errors of patterns": formats.columns(engine_outputs.FAILURES),
         "errors of side inputs": formats.columns(ERROR_SCHEMA),
-        "figures of side inputs": formats.columns(FIGURES_SCHEMA),
+        "figures of side inputs": formats.columns(METRICS_SCHEMA),
         "variables of state": variables,
     }
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-SOURCES = ("core/src", "operator/src", "pe_agent/src")
+SOURCES = ("core/src", "operator/src", "pe_agent/src", "pe_agent/streambroker/src")
 NO_CODES = {"Failed", "Usage"}
 """The root's own word, and a wrong command line, which says all there is to say."""
 
@@ -18,7 +18,7 @@ _WORD = re.compile(r"[A-Z][A-Za-z]+")
 _VARIABLE = re.compile(r"STREAMBROKER_[A-Z_]+")
 _FENCE = re.compile(r"^```python.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _IMPORT = re.compile(r"^[ \t]*(?:from|import) ([\w.]+)(?: import (\([^)]*\)|.*))?", re.MULTILINE)
-_DISTRIBUTIONS = ("pe_agent", "streambroker_core", "pyspark_streambroker")
+_DISTRIBUTIONS = ("streambroker", "pe_agent", "streambroker_core", "pyspark_streambroker")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "tests/contract/tree.toml"
 COMMAND = "PYTHONPATH=tests .venv/bin/python -m support.contracts.tree --write"
-SOURCES = ("core/src", "operator/src", "pe_agent/src")
+SOURCES = ("core/src", "operator/src", "pe_agent/src", "pe_agent/streambroker/src")
 MAX_ENTRIES = 14
 MAX_CLASS_LINES = 300
 

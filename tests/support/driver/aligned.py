@@ -16,6 +16,7 @@ from new_factor import SetFactor
 from pyspark.sql import DataFrame
 
 from pe_agent.spark.local_session import SMALL, session
+from streambroker.operators import OperatorOptions
 from streambroker_core.control.tuples import ControlTuple
 from streambroker_core.control.tuples.payloads import encode
 from support.aligned.graphs import Turn, turns
@@ -56,15 +57,14 @@ def main(folder: Path, cores: str) -> None:
     stream = scripted(
         session("kills", cores=int(cores), conf=SMALL), folder, script(), tasks=int(cores) + 1
     )
-    made = stream.key_by("k").control_aware(
+    made = stream.key_by("k").apply(
         partial(Killing, folder, kills["middle"]),
         name="multiply",
-        buckets=3,
         schema=Multiply.SCHEMA,
-        report="applied",
+        options=OperatorOptions(buckets=3, report=True),
     )
 
-    def take(window: int, frames: dict[str, DataFrame]) -> None:
+    def take(frames: dict[str, DataFrame], window: int) -> None:
         found = [sorted(list(row) for row in frames[tag].collect()) for tag in ("out", "applied")]
         name = f"{window}.json"
         place = folder / ("again" if (folder / "out" / name).exists() else "out")
@@ -72,5 +72,5 @@ def main(folder: Path, cores: str) -> None:
         if window in kills["behind"]:
             kill_once(folder, f"behind-{window}")
 
-    query = made.for_each_window(take, checkpoint=folder / "ck", trigger={"availableNow": True})
+    query = made.foreach_batch(take, checkpoint=folder / "ck", trigger={"availableNow": True})
     query.awaitTermination()

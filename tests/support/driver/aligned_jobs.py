@@ -15,10 +15,10 @@ from pathlib import Path
 from new_factor import SetFactor
 from pyspark.sql import DataFrame, SparkSession
 
-import pe_agent
-from pe_agent import PE
-from pe_agent.aligned import OperatorStream, Stream
+import streambroker as sb
 from pe_agent.spark.local_session import SMALL, session
+from streambroker import PE
+from streambroker.operators import OperatorOptions, OperatorStream, Stream
 from support.aligned.operators import KillingAt, Multiply
 from support.aligned.spark import drain, scripted
 from support.driver.aligned import script
@@ -32,7 +32,7 @@ WINDOWS = [[2, 4, 6, 8, 10, 12], [700, 800], [3600]]
 def main(folder: Path, role: str, broker: str) -> None:
     """Run one of the jobs to the end of what there is."""
     spark = session(role, conf=SMALL)
-    pe = pe_agent.start(spark, job=role, data_dir=folder / "home", broker=broker, linger=LINGER)
+    pe = sb.start(spark, job=role, data_dir=folder / "home", broker=broker, linger=LINGER)
     (export if role == "exporter" else import_)(spark, pe, folder)
     pe.stop()
 
@@ -53,10 +53,8 @@ def import_(spark: SparkSession, pe: PE, folder: Path) -> None:
     """Write what an operator makes of the import."""
     del spark
     (folder / "out").mkdir(exist_ok=True)
-    stream = pe.subscribe(
-        "in", 'kind == "out"', control=True, start="earliest", schema=Multiply.SCHEMA
-    )
-    pe.send_control(SetFactor(2), request="the first")
+    stream = pe.subscribe_stream("in", 'kind == "out"', start="earliest", schema=Multiply.SCHEMA)
+    pe.operators.send(SetFactor(2), request="the first")
 
     def take(frame: DataFrame, window: int) -> None:
         found = sorted(row.v for row in frame.collect())
@@ -67,6 +65,6 @@ def import_(spark: SparkSession, pe: PE, folder: Path) -> None:
 
 def _multiplied(stream: Stream, folder: Path) -> OperatorStream:
     make = partial(KillingAt, folder, json.loads((folder / "values").read_text()))
-    return stream.key_by("k").control_aware(
-        make, name="multiply", buckets=3, schema=Multiply.SCHEMA
+    return stream.key_by("k").apply(
+        make, name="multiply", schema=Multiply.SCHEMA, options=OperatorOptions(buckets=3)
     )

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pe_agent.aligned import Stream
-from pe_agent.cep import PatternStream, pattern_processors
 from pe_agent.cep.rules_log import RulesFile
 from pe_agent.spark.local_session import SMALL, session
+from streambroker.operators import OperatorOptions, Stream
+from streambroker.patterns import PatternStream
 from streambroker_core.cep.operator import PatternRules
 from support.patterns.spark import Given, Play, letters
 
@@ -74,11 +74,13 @@ def main(folder: Path, way: str) -> None:
     spark = session("kills", cores=1, conf=SMALL)
 
     def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
-        return pattern_processors(
-            stream, Given(first), control=folder / "rules", key="user", event_time="t",
-            watermark="0 seconds", buckets=2,
+        return stream.with_watermark("t", "0 seconds").match_rules(
+            Given(first),
+            control_file=folder / "rules",
+            key="user",
             functions={"kills": partial(kills, folder, os.getpid())},
-        )  # fmt: skip
+            options=OperatorOptions(buckets=2),
+        )
 
     play = Play(spark, folder, make)
     again = (folder / "changed").exists()

@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from pe_agent.aligned import stream
-from pe_agent.side import TableStore, side_map
 from pe_agent.spark.local_session import SMALL, session
+from streambroker.operators import stream
+from streambroker.side import TableStore, side_map
 from support.aligned.spark import drain
 from support.driver.process import kill_driver, write_window
 from support.sides.feeds import put_rates
@@ -47,7 +47,7 @@ def run(spark: SparkSession, folder: Path) -> None:
     trades = stream(files.parquet(str(folder / "in")).repartition(2))
     with TableStore(folder / "store") as store:
         table = store.folder("rates", folder / "rates", every=None)
-        sides = trades.with_side_inputs(rates=side_map(table, key="currency", value="rate"))
+        sides = trades.join_side(rates=side_map(table, key="currency", value="rate"))
         rated = Rated(folder, kills=first and when == "in a task")
         made = sides.stateless().map_batches(rated, "id string, rate double, version string")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pe_agent.aligned import stream
-from pe_agent.side import TableStore, side_map
 from pe_agent.spark.local_session import SMALL, session
+from streambroker.operators import OperatorOptions, stream
+from streambroker.side import TableStore, side_map
 from support.driver.process import kill_driver, write_window
 from support.sides.feeds import put_rates
 
@@ -26,10 +26,10 @@ def run(spark: SparkSession, folder: Path) -> None:
     trades = stream(files.parquet(str(folder / "in")))
     with TableStore(folder / "store") as store:
         table = store.folder("rates", folder / "rates", every=None)
-        sides = trades.with_side_inputs(rates=side_map(table, key="currency"))
+        sides = trades.join_side(rates=side_map(table, key="currency"))
         sides = sides.enrich("rates", on="currency", missing="wait", version="version")
 
-        def take(window: int, frames: dict[str, DataFrame]) -> None:
+        def take(frames: dict[str, DataFrame], window: int) -> None:
             every = frames["out"].collect()
             rows = sorted((row.id, row.rate, row.version.partition("-")[0]) for row in every)
             if write_window(folder, window, rows) == 0 and window == 1:
@@ -38,7 +38,7 @@ def run(spark: SparkSession, folder: Path) -> None:
                     table.refresh()
                 kill_driver(folder)
 
-        query = sides.to_stream(buckets=2).for_each_window(
+        query = sides.to_stream(options=OperatorOptions(buckets=2)).foreach_batch(
             take, checkpoint=folder / "checkpoint", trigger={"availableNow": True}
         )
         query.awaitTermination()

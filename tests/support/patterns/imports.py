@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pe_agent import PE
-from pe_agent.cep import PatternStream, pattern_processors
+from streambroker import PE
+from streambroker.operators import OperatorOptions
+from streambroker.patterns import PatternStream
 from support.patterns.spark import Given
 from support.spark.session import Session
 
@@ -73,22 +74,19 @@ class Rules:
 
     def start(self, *first: Any) -> None:
         """Start it, or go on with it."""
-        stream = self.pe.subscribe("in", 'kind == "a"', control=True, start="earliest", schema=DDL)
-        self.made: PatternStream = pattern_processors(
-            stream,
+        stream = self.pe.subscribe_stream("in", 'kind == "a"', start="earliest", schema=DDL)
+        self.made: PatternStream = stream.with_watermark("t", "0 seconds").match_rules(
             self._make(self.pe, first),
             key="user",
-            event_time="t",
-            watermark="0 seconds",
-            buckets=2,
+            options=OperatorOptions(buckets=2),
             **self._settings,
         )
-        self.query: StreamingQuery = self.made.for_each_window(
+        self.query: StreamingQuery = self.made.foreach_batch(
             self._take, checkpoint=self._jobs.folder / f"ck-{self._name}"
         )
         self._jobs.queries.append(self.query)
 
-    def _take(self, window: int, frames: dict[str, DataFrame]) -> None:
+    def _take(self, frames: dict[str, DataFrame], window: int) -> None:
         found = []
         for tag in ("matches", "timeouts"):
             for row in frames[tag].collect():
@@ -116,7 +114,7 @@ class Rules:
 
     def put(self, *rules: Any) -> None:
         """Change the rules."""
-        self.made.processors.manager.on_pattern_processors_updated(rules)
+        self.made.rules.manager.on_pattern_processors_updated(rules)
 
     def pinned(self) -> dict[str, Any]:
         """Return what the reader has pinned."""

@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pe_agent import aligned
-from pe_agent.aligned import Stream
-from pe_agent.cep import PatternProcessorManager, PatternStream
+from streambroker.operators import Stream, stream
+from streambroker.patterns import PatternProcessorManager, PatternStream
 from support.processes.waiting import until
 
 DDL = "t timestamp, n string, user string, item string"
@@ -82,15 +81,15 @@ class Play:
     def rules(self) -> PatternProcessorManager:
         """What takes in rules."""
         assert self.made is not None
-        return self.made.processors.manager
+        return self.made.rules.manager
 
     def start(self, first: Sequence[Any]) -> None:
         """Start the query, with what the source of rules has now."""
         source = self.spark.readStream.schema(self._ddl).option("maxFilesPerTrigger", 1)
-        self.made = self._make(aligned.stream(source.parquet(str(self.folder / "in"))), first)
-        self.query = self.made.for_each_window(self._take, checkpoint=self.checkpoint)
+        self.made = self._make(stream(source.parquet(str(self.folder / "in"))), first)
+        self.query = self.made.foreach_batch(self._take, checkpoint=self.checkpoint)
 
-    def _take(self, window: int, frames: dict[str, DataFrame]) -> None:
+    def _take(self, frames: dict[str, DataFrame], window: int) -> None:
         rows = {tag: [row.asDict() for row in frame.collect()] for tag, frame in frames.items()}
         self.windows[window] = rows
 
@@ -111,7 +110,7 @@ class Play:
         assert self.query is not None
         assert self.made is not None
         self.query.stop()
-        processors = self.made.processors
+        processors = self.made.rules
         until(lambda: not processors.running, 10.0, "the rules are closed with the query")
 
     def output(self, output: str = "matches") -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """A Spark job for tests: exports file streams, writes imports to files, runs until killed.
 
-The plan is a JSON file: ``{"job", "home", "broker", "start": {…}, "attempts", "conf": {…}, "late",
+The plan is a JSON file: ``{"job", "home", "broker", "tls": {…}, "attempts", "conf": {…}, "late",
 "exports": [{"port", "feed", "checkpoint", …publish settings}], "imports": [{"port", "out",
 "checkpoint", …subscribe settings}]}``; ``start``, ``attempts``, ``conf`` and ``late`` may be left
 out. ``late`` is a folder: all tasks write there that they were tried, and the first of them waits
@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-import pe_agent
+import streambroker as sb
 from pe_agent.spark.local_session import SMALL, session
 from support.processes.waiting import until
 from support.spark.feeds import DDL
@@ -58,13 +58,13 @@ def main(path: str) -> None:
         **plan.get("conf", {}),
     }
     spark = session(plan["job"], conf={**SMALL, **conf})
-    pe = pe_agent.start(
+    pe = sb.start(
         spark,
         job=plan["job"],
         data_dir=plan["home"],
         broker=plan["broker"],
         linger=20,
-        **plan.get("start", {}),
+        agent=sb.AgentOptions(tls=sb.AgentTls(**plan.get("tls", {}))),
     )
     for export in plan.get("exports", []):
         folder = export.pop("feed")

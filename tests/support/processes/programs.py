@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from pe_agent.job.agent_process import AgentProcess
+from pe_agent.job.agent.agent_process import AgentProcess
 from pe_agent.pe import PE
 from pe_agent.transport.broker_client import BrokerAnswer, BrokerClient, pe_path
 from streambroker_core.model import PeKey

@@ -49,7 +49,7 @@ class World:
         self.folder = folder
         self.reviving = False
         self.trust = secured.trust() if secured else AgentTrust()
-        start = _start(secured) if secured else {}
+        tls = _tls(secured) if secured else {}
         self.broker = Broker(folder)
         self.trades = Feed(folder / "trades")
         self.quotes = Feed(folder / "quotes", first_line=1_000_000)
@@ -70,7 +70,7 @@ class World:
                 "job": "feed",
                 "attempts": attempts,
                 "home": str(folder / "home-feed"),
-                "start": start,
+                "tls": tls,
                 "broker": self.broker.url,
                 "exports": exports,
                 **(exporting or {}),
@@ -83,7 +83,7 @@ class World:
                 "job": "alerts",
                 "attempts": attempts,
                 "home": str(folder / "home-alerts"),
-                "start": start,
+                "tls": tls,
                 "broker": self.broker.url,
                 "imports": [
                     {
@@ -168,13 +168,13 @@ class World:
             end_agent(self.folder / f"home-{job}")
 
 
-def _start(secured: Authority) -> dict[str, str]:
-    """Return what a job with TLS gives to ``pe_agent.start``."""
+def _tls(secured: Authority) -> dict[str, str]:
+    """Return the TLS settings of a job's agent."""
     return {
-        "agent_certificate": str(secured.certificate),
-        "agent_key": str(secured.key),
-        "agent_ca": str(secured.ca),
-        "agent_clients": "required",
+        "certificate": str(secured.certificate),
+        "key": str(secured.key),
+        "ca": str(secured.ca),
+        "clients": "required",
     }
 
 

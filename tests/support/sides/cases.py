@@ -521,7 +521,7 @@ def _sorted(row: dict[str, Any]) -> Any:
 def _figures(expected: dict[str, Any], found: Run) -> list[str]:
     """Compare figures, what is held and what stalls at the end; those of all buckets together."""
     problems = []
-    every = [one.figures() for one in found.ended]
+    every = [one.metrics() for one in found.ended]
     for name, value in expected.get("figures", {}).items():
         input_, _, figure = name.rpartition(".")
         got = [(one["inputs"][input_] if input_ else one)[figure] for one in every]

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pe_agent.aligned import OperatorStream, stream
+from streambroker.operators import OperatorStream, stream
 
 SECONDS = 60.0
 TRADES = "id string, currency string"
@@ -43,7 +43,7 @@ class Rows:
     def __init__(self) -> None:
         self.of: dict[str, list[dict[str, Any]]] = {}
 
-    def __call__(self, window: int, frames: dict[str, DataFrame]) -> None:
+    def __call__(self, frames: dict[str, DataFrame], window: int) -> None:
         for tag, frame in frames.items():
             rows = [row.asDict() for row in frame.collect()]
             self.of.setdefault(tag, []).extend(rows)
@@ -54,7 +54,7 @@ class Rows:
 
 @contextmanager
 def running(made: OperatorStream, rows: Rows, checkpoint: Path) -> Iterator[StreamingQuery]:
-    query = made.for_each_window(rows, checkpoint=checkpoint)
+    query = made.foreach_batch(rows, checkpoint=checkpoint)
     try:
         yield query
     finally:

@@ -21,14 +21,14 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
-from pe_agent.aligned import OperatorStream, Stream, stream
 from pe_agent.aligned.data import ControlFrame, OutputFrame
 from pe_agent.aligned.plan import StreamPlan
 from pe_agent.aligned.runtime import progress_messages as runtime_notes
 from pe_agent.aligned.runtime.frames import CONTROL, PROGRESS, ROWS, encode_control, read_ipc
-from pe_agent.side import SideInputs, Table, Views
 from pe_agent.side.tables.versions import version_path
 from pe_agent.streams.side_input import Given
+from streambroker.operators import OperatorOptions, OperatorStream, Stream, stream
+from streambroker.side import SideInputs, Table, Views
 from streambroker_core.control.tuples import ControlTuple, Delivery
 from streambroker_core.side import SideComplete, SideVersion
 from streambroker_core.side.definition import SideJoin
@@ -254,7 +254,7 @@ def sides_of(case: Case, fed: Fed, prefix: str = "", to: Stream | None = None) -
             settings={"ready": "not required", "value": "v", "default": None},
         )
     names = ("lateness", "max_waiting_rows")
-    made = main.with_side_inputs(**given).options(
+    made = main.join_side(**given).options(
         order=case.get("order", "arrival"), **{n: given[n] for n in names if n in given}
     )
     if (windows := given.get("windows")) is not None:
@@ -291,12 +291,16 @@ def made_of(case: Case, fed: Fed, buckets: int) -> OperatorStream:
     to = None
     if (first := case.get("first")) is not None:
         earlier = {**first, "id": case["id"], "feed": []}
-        to = sides_of(earlier, fed, "first.").to_stream(name=f"{_name(case)}-first", order_by=PLACE)
+        to = sides_of(earlier, fed, "first.").to_stream(
+            name=f"{_name(case)}-first", options=OperatorOptions(order_by=PLACE)
+        )
     sides, join = sides_of(case, fed, to=to), join_of(case)
-    settings: dict[str, Any] = {"name": _name(case), "figures": True}
-    settings["buckets"] = case["expect"].get("only", {}).get("buckets", buckets)
-    if join.order == "arrival":
-        settings["order_by"] = PLACE
+    options = OperatorOptions(
+        metrics=True,
+        buckets=case["expect"].get("only", {}).get("buckets", buckets),
+        order_by=PLACE if join.order == "arrival" else None,
+    )
+    settings: dict[str, Any] = {"name": _name(case), "options": options}
     word = case.get("function", "see")
     if word is None:
         return sides.to_stream(**settings)

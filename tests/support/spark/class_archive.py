@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_agent.spark.local_session import SMALL, session
+from streambroker.operators import OperatorOptions
 from support.aligned.operators import Multiply
 from support.aligned.spark import collected, scripted
 from support.driver.aligned import script
@@ -30,7 +31,9 @@ def main(archive: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         stream = scripted(spark, place, script()).key_by("k")
-        made = stream.control_aware(Multiply, name="multiply", buckets=2, schema=Multiply.SCHEMA)
+        made = stream.apply(
+            Multiply, name="multiply", schema=Multiply.SCHEMA, options=OperatorOptions(buckets=2)
+        )
         collected(made.to_df(), place / "ck")
     gateway: Any = spark.sparkContext._gateway
     spark.stop()

@@ -10,8 +10,9 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-import pe_agent
-from pe_agent import PE
+import streambroker as sb
+from pe_agent import old_names
+from streambroker import PE
 from support.processes.waiting import until
 from support.spark.feeds import DDL, Feed, Row
 
@@ -58,7 +59,9 @@ class Session:
         self.sinks: list[Sink] = []
 
     def pe(self, job: str, **settings: Any) -> PE:
-        pe = pe_agent.start(
+        """Start a PE; ``agents``, the number of agents, has no place in the new API."""
+        start = old_names.start if "agents" in settings else sb.start
+        pe = start(
             self.spark,
             job=job,
             data_dir=self.folder / f"home-{job}",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pe_agent.agent.reports.log_file import LOG_NAME
-from pe_agent.job.agent_log import FORWARD_VARIABLE, AgentLogForwarder, is_forwarding
+from pe_agent.job.agent.agent_log import FORWARD_VARIABLE, AgentLogForwarder, is_forwarding
 
 
 def appended(home: Path, text: str) -> None:

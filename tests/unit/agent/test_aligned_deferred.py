@@ -15,10 +15,10 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from pe_agent.aligned import AlignedError
 from pe_agent.aligned.runtime import hosting, processor
 from pe_agent.aligned.runtime.lazy_operator import LazyOperator
 from pe_agent.aligned.runtime.processor import OperatorConfig
+from streambroker.operators import AlignedError
 from streambroker_core.control.operators.operator import Operator
 from streambroker_core.control.tuples import Limits
 from support.aligned.batches import Stage

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.aligned import AlignedError, ControlFile, Limits
 from pe_agent.aligned.control_source import ControlReader
 from pe_agent.aligned.runtime.frames import (
     EMITTED,
@@ -45,6 +44,7 @@ from pe_agent.datasource.packer import ImportPacker as PackerOfImport
 from pe_agent.datasource.packer import Packing
 from pe_agent.log import control_file
 from pe_agent.log.control_file import ControlFileOffsets
+from streambroker.operators import AlignedError, ControlFile, Limits
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.runtime.control_rows import PositionedControl, to_batch

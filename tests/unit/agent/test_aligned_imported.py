@@ -9,11 +9,11 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from pe_agent.aligned import AlignedError
 from pe_agent.aligned.data import RowsFrame
 from pe_agent.aligned.import_frame import Import, ImportFrame
 from pe_agent.aligned.plan import StreamPlan, choose_carrier
 from pe_agent.datasource.options import Options
+from streambroker.operators import AlignedError
 from streambroker_core.control.runtime.buckets import Layout
 
 COLUMNS = "`a key` bigint, v int, t timestamp"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from pyspark.errors.exceptions.base import PySparkException
 
-from pe_agent import cause
 from pe_agent.spark.query_failure import Failure, parse_cause, prepend_cause
+from streambroker import cause
 from streambroker_core.control.tuples import ControlError
 from streambroker_core.control.tuples.payloads import encode
 

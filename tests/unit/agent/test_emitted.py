@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from pe_agent.job.send_control import emit_control, send_control
-from pe_agent.pe import PE
+from pe_agent.job.applied import NotAppliedError
+from pe_agent.job.ports import ExportPort
+from pe_agent.job.send_control import Operators, SentControl
 from streambroker_core.control.tuples import ControlError, Delivery, Target
 from streambroker_core.errors import ManifestError
 
@@ -29,13 +31,18 @@ class Agent:
         self.calls.append((action, body))
         if action in ("export.emit", "control.append"):
             return {"id": "log/4", "seq": 4, "applied": False}
-        return {"id": "log/4", "seq": 4, "applied": self.applied.pop(0)}
+        return {"id": "log/4", "seq": 4, "readers": [], "applied": self.applied.pop(0)}
 
 
 class Fake:
     def __init__(self) -> None:
         self.agent = Agent()
-        self.context = self
+        self.operators = Operators(cast(Any, self))
+
+    def emit(self, payload: object, **settings: Any) -> SentControl:
+        return ExportPort.send(
+            cast(Any, SimpleNamespace(_job=self, name="out")), payload, **settings
+        )
 
 
 @pytest.fixture
@@ -44,9 +51,7 @@ def fake() -> Fake:
 
 
 def test_a_dataclass_is_sent_to_importers_and_its_end_is_reported(fake: Fake) -> None:
-    sent = emit_control(
-        cast(PE, fake), "out", SetFactor(3), delivery="END_WINDOW", target=Target(operator="x")
-    )
+    sent = fake.emit(SetFactor(3), delivery="END_WINDOW", target=Target(operator="x"))
     ((action, body),) = fake.agent.calls
     assert (action, body["export"], sent.id) == ("export.emit", "out", "log/4")
     assert body["what"] == {
@@ -55,21 +60,21 @@ def test_a_dataclass_is_sent_to_importers_and_its_end_is_reported(fake: Fake) ->
         "delivery": "END_WINDOW",
         "target": {"operator": "x"},
     }
-    assert sent.wait_applied(5)
+    assert sent.wait_applied(5).applied
     assert fake.agent.calls[-1] == ("export.emitted", {"export": "out", "seq": 4})
     assert len(fake.agent.calls) == 4
 
 
 def test_each_call_is_a_request_of_its_own_unless_it_is_named(fake: Fake) -> None:
     for request in (None, None, "mine"):
-        send_control(cast(PE, fake), SetFactor(1), request=request)
+        fake.operators.send(SetFactor(1), request=request)
     ids = [body["request"] for _, body in fake.agent.calls]
     assert (len(set(ids)), ids[2]) == (3, "mine")
 
 
 def test_a_mapping_names_its_type_and_goes_to_an_operator(fake: Fake) -> None:
     reported = {"type": "set", "payload": [1]}
-    sent = send_control(cast(PE, fake), reported, operator="x", delivery=Delivery.AT_TIME, at=7)
+    sent = fake.operators.send(reported, operator="x", delivery=Delivery.AT_TIME, at=7)
     assert fake.agent.calls[0][1]["what"] == {
         "type": "set",
         "payload": [1],
@@ -78,7 +83,9 @@ def test_a_mapping_names_its_type_and_goes_to_an_operator(fake: Fake) -> None:
         "target": {"operator": "x"},
     }
     assert sent.state()["applied"] is False
-    assert not sent.wait_applied(0)
+    with pytest.raises(NotAppliedError, match="log/4 is sent, but not all its readers"):
+        sent.wait_applied(0)
+    assert sent.applied()
 
 
 @pytest.mark.parametrize("operator", [None, "x"])
@@ -86,8 +93,8 @@ def test_an_address_of_the_own_operators_may_name_a_bucket_or_a_key(
     fake: Fake, operator: str | None
 ) -> None:
     aim = Target(operator="x", bucket=2, key=("IBM", 7))
-    send_control(cast(PE, fake), SetFactor(1), operator=operator, target=aim)
-    send_control(cast(PE, fake), SetFactor(1), operator=operator, target=Target(bucket=2))
+    fake.operators.send(SetFactor(1), operator=operator, target=aim)
+    fake.operators.send(SetFactor(1), operator=operator, target=Target(bucket=2))
     reported = [body["what"]["target"] for _, body in fake.agent.calls]
     named = {} if operator is None else {"operator": operator}
     assert reported == [
@@ -95,7 +102,7 @@ def test_an_address_of_the_own_operators_may_name_a_bucket_or_a_key(
         {**named, "bucket": 2},
     ]
     with pytest.raises(ControlError, match="is for operator y, but its target names x"):
-        send_control(cast(PE, fake), SetFactor(1), operator="y", target=aim)
+        fake.operators.send(SetFactor(1), operator="y", target=aim)
     assert len(fake.agent.calls) == 2
 
 
@@ -104,9 +111,9 @@ def test_what_cannot_be_emitted_is_refused_before_anybody_is_asked(
     fake: Fake, payload: object
 ) -> None:
     with pytest.raises((ControlError, ManifestError)):
-        emit_control(cast(PE, fake), "out", payload)
+        fake.emit(payload)
     with pytest.raises(ManifestError, match="delivery is 'LATER'"):
-        send_control(cast(PE, fake), SetFactor(1), delivery="LATER")
+        fake.operators.send(SetFactor(1), delivery="LATER")
     with pytest.raises(ManifestError, match="AT_TIME"):
-        send_control(cast(PE, fake), SetFactor(1), at=5)
+        fake.operators.send(SetFactor(1), at=5)
     assert fake.agent.calls == []

@@ -36,9 +36,9 @@ def named(folder: Path) -> dict[str, str]:
 
 
 def test_a_file_gets_its_name_when_every_bucket_has_passed_its_end(tmp_path: Path) -> None:
-    Renaming(tmp_path)(0, window({"f1": BUCKETS, "f2": BUCKETS - 1}))
+    Renaming(tmp_path)(window({"f1": BUCKETS, "f2": BUCKETS - 1}), 0)
     assert named(tmp_path) == {"f1": "f11\nf12\n"}
-    Renaming(tmp_path)(0, window({"f1": BUCKETS, "f2": BUCKETS}))
+    Renaming(tmp_path)(window({"f1": BUCKETS, "f2": BUCKETS}), 0)
     assert named(tmp_path) == {"f1": "f11\nf12\n", "f2": "f21\nf22\n"}
 
 
@@ -58,10 +58,10 @@ def test_a_window_that_comes_again_after_a_crash_leaves_the_same_files(
     frames = window({"f1": BUCKETS, "f2": BUCKETS})
     monkeypatch.setattr(Path, "rename", crash)
     with pytest.raises(KeyboardInterrupt):
-        Renaming(tmp_path)(0, frames)
+        Renaming(tmp_path)(frames, 0)
     whole = {"f1": "f11\nf12\n", "f2": "f21\nf22\n"}
     assert named(tmp_path) == (whole if behind else {"f1": whole["f1"]})
     monkeypatch.undo()
-    Renaming(tmp_path)(0, frames)
+    Renaming(tmp_path)(frames, 0)
     assert named(tmp_path) == whole
     assert not list(tmp_path.glob(".*"))

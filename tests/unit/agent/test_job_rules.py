@@ -18,9 +18,14 @@ from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.reports.rules import DISCOVERER_TIMEOUT_SECONDS, MAX_QUERIES, RuleState
 from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store
-from pe_agent.cep import BrokerDiscoverer, Discovery, DiscoveryError, PatternProcessorManager
 from pe_agent.cep.rule_progress import Progress
 from pe_agent.transport.flight_errors import AgentUnreachableError
+from streambroker.patterns import (
+    BrokerDiscoverer,
+    Discovery,
+    DiscoveryError,
+    PatternProcessorManager,
+)
 from streambroker_core.model import PeKey
 from streambroker_core.wire.agent_rpc.codec import Actions
 from streambroker_core.wire.agent_rpc.job import RulesLeave, RulesReport, RulesWanted

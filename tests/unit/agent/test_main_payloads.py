@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pyspark.serializers import CPickleSerializer
 
-from pe_agent.aligned import TypedOperator, handles
+from streambroker.operators import TypedOperator, handles
 
 
 @dataclass

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from pe_agent.cep import (
+from streambroker.patterns import (
     DirectoryDiscoverer,
     Discovery,
     DiscoveryError,
     PatternProcessorDiscoverer,
     PatternProcessorManager,
     PeriodicPatternProcessorDiscoverer,
-    Processors,
+    QueryRules,
     TableDiscoverer,
     sqlite_table,
 )
@@ -44,7 +44,7 @@ class Kept:
         self.sets: list[RuleSet] = []
         self.reported: list[Sequence[RuleUpdate]] = []
         self.changed = threading.Event()
-        self.manager = PatternProcessorManager(self._apply, tell=self.reported.append)
+        self.manager = PatternProcessorManager(self._apply, on_outcomes=self.reported.append)
 
     def _apply(self, rules: RuleSet) -> None:
         self.sets.append(rules)
@@ -151,7 +151,7 @@ def test_a_rule_that_cannot_be_written_is_refused_alone(bad: PatternProcessor) -
 
 def test_the_log_has_a_line_for_each_rule_of_an_update(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "pe_agent.cep")
-    processors = Processors(lambda _: None, RuleSet(), RuleContext())
+    processors = QueryRules(lambda _: None, RuleSet(), RuleContext())
     update = processors.manager.on_pattern_processors_updated
     update([document("a"), document("b")])
     processors.tally.add_all([WindowMetrics(bucket=0, window=7, rules=())])

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.aligned import AlignedError
-from pe_agent.cep import Pattern, PatternProcessor, dry_run
+from streambroker.operators import AlignedError
+from streambroker.patterns import Pattern, PatternProcessor, dry_run
 from streambroker_core.cep import RunError
 from streambroker_core.cep.engine.trace import DryRun
 from streambroker_core.cep.pattern.run_limits import RunLimits

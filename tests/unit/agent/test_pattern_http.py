@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pe_agent.cep import DiscoveryError, HttpDiscoverer, PatternProcessorManager
 from pe_agent.transport.tokens import Token
+from streambroker.patterns import DiscoveryError, HttpDiscoverer, PatternProcessorManager
 
 PATTERN = {"stages": [{"name": "a", "where": 'n == "A"'}]}
 

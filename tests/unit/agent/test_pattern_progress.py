@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pe_agent.cep import Discovery, PatternProcessorManager, Progress, RuleReport
 from pe_agent.cep.discovery.discoverer import Wanted
+from streambroker.patterns import Discovery, PatternProcessorManager, Progress, RuleReport
 
 PATTERN = {"stages": [{"name": "a", "where": 'n == "A"'}]}
 

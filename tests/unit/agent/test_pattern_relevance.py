@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
-from pe_agent.streams.pattern_stream import _PatternInput
+from pe_agent.cep.pattern_plan import _PatternInput
 from streambroker_core.cep import Pattern
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.rule_set import RuleSet

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pe_agent.aligned import AlignedError, ControlFile
 from pe_agent.aligned.timeout_ticks import TickFile, TickPlan
-from pe_agent.cep import PatternProcessorManager, PeriodicPatternProcessorDiscoverer
 from pe_agent.cep.accumulators import AccumulatorValue, DriverTally, MetricsAccumulator
 from pe_agent.cep.discovery.discoverer import Wanted
 from pe_agent.cep.key_selectors import select_copied_keys
 from pe_agent.cep.rules_log import RulesFile, to_pattern_rules
+from streambroker.operators import AlignedError, ControlFile
+from streambroker.patterns import PatternProcessorManager, PeriodicPatternProcessorDiscoverer
 from streambroker_core.cep.engine.metrics import RuleFailure, RuleMetrics, WindowMetrics
 from streambroker_core.cep.operator import PatternRules
 from streambroker_core.cep.rules.rule_set import RuleSet

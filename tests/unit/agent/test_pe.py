@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from pe_agent import old_names
+from pe_agent.job.agent.shard_agents import MAX_AGENTS, ShardAgentsInvalidError
 from pe_agent.job.query_monitor import QueryMonitor, Sources
-from pe_agent.job.shard_agents import MAX_AGENTS, ShardAgentsInvalidError
-from pe_agent.pe import PE, start
+from pe_agent.pe import PE
 from streambroker_core.model import PeKey
 
 
@@ -68,7 +69,7 @@ def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() 
 @pytest.mark.parametrize("agents", [0, -1, MAX_AGENTS + 1])
 def test_a_job_has_from_one_to_so_many_agents(agents: int) -> None:
     with pytest.raises(ShardAgentsInvalidError, match=f"from 1 to {MAX_AGENTS} agents"):
-        start(cast(Any, None), job="feed", agents=agents)
+        old_names.start(cast(Any, None), job="feed", agents=agents)
 
 
 class RunningQuery:

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.agent.exports.stream.block_reader import BlockReader, LatestTimeRequest, ReadRequest
-from pe_agent.aligned import AlignedError, ControlFile
 from pe_agent.datasource.packer import ImportPacker, NotTimedError, Packing
 from pe_agent.datasource.pinned_rules import PinnedRulesFile
 from pe_agent.log import control_file
+from streambroker.operators import AlignedError, ControlFile
 from streambroker_core.cep.operator import PatternRules
 from streambroker_core.cep.rules.push_down import TOO_LONG
 from streambroker_core.ledger.offset import Offset, PinnedRules

@@ -17,8 +17,8 @@ from pyspark.sql.types import (
 )
 
 from pe_agent.aligned.runtime.hosting import parse_columns
-from pe_agent.cep import MatchFunction
 from pe_agent.datasource.schemas import as_arrow_schema, as_ddl, as_spark_schema
+from streambroker.patterns import MatchFunction
 from streambroker_core.errors import SchemaError
 from streambroker_core.model.schema import parse_ddl
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pe_agent.agent.process import AgentServer, parse_settings
-from pe_agent.job.agent_process import AgentProcess
+from pe_agent.job.agent.agent_process import AgentProcess
 from pe_agent.transport.agent_tls import (
     AgentCertificate,
     AgentTrust,
@@ -67,7 +67,9 @@ def test_what_is_missing_to_ask_for_certificates_is_named_with_a_way_out(tmp_pat
     own = AgentCertificate(chain=tmp_path / "crt", key=tmp_path / "key")
     none, some = AgentTrust(), AgentTrust(pem=b"ca")
     for certificate, trust in ((None, none), (own, none), (None, some)):
-        with pytest.raises(NotSecuredError, match=r"agent_certificate=.*--tls-self-signed.*=allow"):
+        with pytest.raises(
+            NotSecuredError, match=r"AgentTls.certificate.*--tls-self-signed.*=allow"
+        ):
             check_secured("default/a/0", "10.1.2.3", certificate, trust, required=True)
         with pytest.raises(TrustError, match="requires certificates of its callers"):
             check_secured("default/a/0", "127.0.0.1", certificate, trust, required=True)

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.aligned.control_source import ControlReader
-from pe_agent.side import PinError, Table, TableError, TableStore
 from pe_agent.side.map_partitions import PartitionJoiner
 from pe_agent.side.tables import pins
 from pe_agent.side.tables import store as tables_module
@@ -23,6 +22,7 @@ from pe_agent.side.tables.announcements import CONTROL_FILE, VersionOffsets
 from pe_agent.side.tables.cache import cached_tables_for
 from pe_agent.side.tables.pins import LOCK, PINS, SEEN_FILE, MicroBatch, current_batch, pin_for
 from pe_agent.side.tables.versions import JOURNAL, Versions, read_version, sorted_path, version_path
+from streambroker.side import PinError, Table, TableError, TableStore
 from streambroker_core.side import SideInput, SideJoin
 from streambroker_core.side.errors import SideError, SideVersionError
 from support.sides.rates import RATES, RecordingAgent, put

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from pe_agent.side import Table, TableError, TableStore
 from pe_agent.side.tables.versions import read_version
+from streambroker.side import Table, TableError, TableStore
 from streambroker_core.errors import SchemaError
 from support.processes.waiting import until
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from pe_agent.aligned import ControlFile
 from pe_agent.aligned.control_source import ControlReader
 from pe_agent.log.line_tail import Lines
-from pe_agent.side import Table, TableError, TableStore
 from pe_agent.side.tables import store as tables_module
 from pe_agent.side.tables import versions as versions_module
 from pe_agent.side.tables.announcements import READERS, VersionOffsets
 from pe_agent.side.tables.cache import CachedTables
 from pe_agent.side.tables.versions import Versions, read_version, version_path
+from streambroker.operators import ControlFile
+from streambroker.side import Table, TableError, TableStore
 from streambroker_core.side import SideInput
 from streambroker_core.side.errors import SideDefinitionError, SideVersionError
 from support.processes.waiting import until

@@ -18,7 +18,6 @@ import pytest
 
 from pe_agent.aligned.control_source import ControlReader
 from pe_agent.log import control_file
-from pe_agent.side import SideVersion, Table, TableError, TableStore
 from pe_agent.side.tables.announcements import (
     CONTROL_FILE,
     READERS,
@@ -35,6 +34,7 @@ from pe_agent.side.tables.versions import (
     sorted_path,
     version_path,
 )
+from streambroker.side import SideVersion, Table, TableError, TableStore
 from streambroker_core.control.tuples import Delivery
 from streambroker_core.side import SideInput
 from streambroker_core.side.errors import SideDefinitionError, SideError

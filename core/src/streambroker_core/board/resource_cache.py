@@ -7,7 +7,7 @@ Events may be late, repeated, out of order or missing. Rules:
 - A list is complete at its version: what it omits is deleted, unless seen after that version.
 - Two resources of one name cannot coexist: the one with the lower version is deleted.
 - Falling versions mean that the store behind the feed was restored. A new session begins; what
-  the list omits is deleted, whatever its version was.
+  the list omits is deleted, of any version.
 - What was seen ahead of the feed, in the response to a write, counts until the feed reaches its
   version. From then on the feed decides: a restored store may have lost the write, and then
   never reports it.

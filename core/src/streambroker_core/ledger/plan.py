@@ -22,7 +22,7 @@ class PlanRequest:
         last: query and batch id of the last epoch read of this export. Epochs of that query up to
             that batch were republished after a log was lost, and are skipped.
         limit: exclusive upper bound of the plan, by stream; None for no limit.
-        budget: maximum bytes of the plan; ``at_least_one`` plans one epoch whatever its size.
+        budget: maximum bytes of the plan; ``at_least_one`` plans one epoch of any size.
         lease: seconds until the reader counts as away.
         skip_lost: report unexpected loss and skip it instead of stopping the reader.
         granted: the reader may get epochs that it was not granted before.

@@ -25,7 +25,7 @@ class PlanBudget:
     Attributes:
         size: bytes.
         tuples: control tuples, ``payload`` their bytes.
-        at_least_one: take the first epoch whatever its size; one with too many tuples only if
+        at_least_one: take the first epoch of any size; one with too many tuples only if
             nothing else is in the window (its publisher may have received as many).
         control: types that do not end a window; None for a reader without control tuples.
         last: query and batch id of the last epoch that the reader has read.

@@ -275,7 +275,7 @@ class Planner:
             The epochs acknowledged by this call, as in :class:`Plan`.
 
         Raises:
-            DataLossError: an epoch of the plan is gone, whatever the policy. With ``skip_lost``
+            DataLossError: an epoch of the plan is gone, under any policy. With ``skip_lost``
                 nothing is raised: `find_missing` returns the epochs to leave out.
             NotRoutedError: its route is cut, and the plan has epochs it was not granted before.
             OvertakenError: see :meth:`check_call`.

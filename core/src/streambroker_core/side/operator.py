@@ -241,7 +241,7 @@ class SideOperator(Operator):
         """Return the settings of this operator, defaults included, one sentence each."""
         return explain(self.join)
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """Return sizes and counts of this bucket, by side input and for waiting rows.
 
         Broadcast side inputs count in every bucket; waiting rows and keyed side inputs in one.

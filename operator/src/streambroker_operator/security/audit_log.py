@@ -56,7 +56,7 @@ def write_record(facts: Mapping[str, Any]) -> None:
 
 
 def log_to_stderr() -> None:
-    """Write the lines to standard error without prefix, whatever the level of other logs."""
+    """Write the lines to standard error without prefix, at any level of other logs."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     _log.addHandler(handler)

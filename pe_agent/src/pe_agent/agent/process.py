@@ -191,7 +191,7 @@ class AgentServer:
         if trust.demands_tls() and chosen.certificate is None:
             raise TrustError(
                 f"the agent of {chosen.pe} would have no certificate, but with a CA only agents"
-                " with TLS are called: give `agent_certificate=` and `agent_key=` as well."
+                " with TLS are called: give `AgentTls.certificate` and `AgentTls.key` as well."
             )
         # Before the agent is created: it calls the agents of the last routes at once.
         client.trust_in_process(trust)

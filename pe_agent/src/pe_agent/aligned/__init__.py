@@ -1,14 +1,10 @@
-"""Operators with control tuples, state and event time, inside Spark queries.
+"""Plans of streams with control tuples, and operators inside Spark queries.
 
->>> from pe_agent.aligned import Operator, stream  # doctest: +SKIP
->>> stream(frame).key_by("k").control_aware(MyOperator).to_df()  # doctest: +SKIP
-
-A stream wraps a streaming DataFrame; operators are those of ``streambroker_core.control``.
+Its public names are those of ``streambroker.operators``; the names here are deprecated.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 _MODULES = {
@@ -25,7 +21,7 @@ _MODULES = {
     "Stream": "pe_agent.streams.stream",
     "Target": "streambroker_core.control.tuples",
     "TypedOperator": "streambroker_core.control.operators.typed_operator",
-    "control_aware": "pe_agent.streams.stream",
+    "control_aware": "pe_agent.streams.old_names",
     "control_stream": "pe_agent.streams.stream",
     "handles": "streambroker_core.control.operators.typed_operator",
     "stream": "pe_agent.streams.stream",
@@ -35,7 +31,7 @@ __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: Spark starts a process for each micro-batch that waits for imports."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    """Import an old name, with a warning."""
+    from streambroker_core.deprecation import deprecated_name
+
+    return deprecated_name(__name__, name, _MODULES, "streambroker.operators")

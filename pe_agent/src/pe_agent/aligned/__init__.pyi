@@ -1,9 +1,9 @@
 """Types of the names that the package imports on first use."""
 
 from pe_agent.log.control_file import ControlFile as ControlFile
+from pe_agent.streams.old_names import control_aware as control_aware
 from pe_agent.streams.stream import OperatorStream as OperatorStream
 from pe_agent.streams.stream import Stream as Stream
-from pe_agent.streams.stream import control_aware as control_aware
 from pe_agent.streams.stream import control_stream as control_stream
 from pe_agent.streams.stream import stream as stream
 from streambroker_core.control.operators.operator import Blobs as Blobs

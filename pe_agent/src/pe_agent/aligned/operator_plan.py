@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from pe_agent.aligned.data import OutputFrame, RowsFrame
 from pe_agent.aligned.import_frame import ImportFrame
+from pe_agent.aligned.options import OperatorOptions
 from pe_agent.aligned.plan import OperatorNode, StreamPlan, choose_carrier, merge_nodes
 from pe_agent.aligned.queries import jvm_prefilter
 from pe_agent.aligned.runtime import hosting
@@ -41,22 +42,20 @@ def plan_operator(
     name: str | None = None,
     schema: Columns | None = None,
     schemas: Mapping[str, Columns] | None = None,
-    buckets: int = DEFAULT_BUCKETS,
-    order_by: str | None = None,
-    null_keys: bool = False,
-    limits: Limits | None = None,
-    report: str | None = None,
-    counts: str | None = None,
-    on_invalid: str = "fail",
+    options: OperatorOptions | None = None,
 ) -> StreamPlan:
-    """Return the first output of an operator; the arguments are those of ``control_aware``.
+    """Return the first output of an operator; the arguments are those of ``streams.stream.apply``.
 
     Raises:
         AlignedError, OperatorError: an argument does not fit; nothing was started.
     """
-    name = _operator_name(operator, name)
-    if on_invalid not in ("fail", "pass"):
-        raise AlignedError(f"on_invalid is {on_invalid!r}: it has to be 'fail' or 'pass'.")
+    name, options = _operator_name(operator, name), options or OperatorOptions()
+    if options.metrics:
+        raise AlignedError(
+            "metrics=True adds an output to a join with side inputs only; the metrics of rules are"
+            " in found.rules.metrics()."
+        )
+    buckets = DEFAULT_BUCKETS if options.buckets is None else options.buckets
     runner = AlignedRunner(operator, Stage(query="", operator=name, buckets=buckets))
     by_port = _plans_by_port(inputs, runner.inputs, name)
     streams, carrier = choose_carrier(list(by_port.values()))
@@ -64,10 +63,12 @@ def plan_operator(
     if carrier is not None and any(one.carrier and _is_import(one) for one in streams):
         carrier = replace(carrier)  # opened as packed rows, it is a separate source
     layouts = {
-        one.name: _layout(one, by_port[one.name], buckets, null_keys=null_keys)
+        one.name: _layout(one, by_port[one.name], buckets, null_keys=bool(options.null_keys))
         for one in runner.inputs
     }
     outputs = _output_schemas(runner.outputs, by_port, schema, schemas, name)
+    tags = options.report_tags()
+    report, counts = tags["report"], tags["counts"]
     _add_reports(
         outputs, {"report": (report, APPLIED_SCHEMA), "counts": (counts, COUNTS_SCHEMA)}, name
     )
@@ -84,8 +85,8 @@ def plan_operator(
         make=operator,
         name=name,
         buckets=buckets,
-        order_by=order_by,
-        limits=limits or Limits(),
+        order_by=options.order_by,
+        limits=options.limits or Limits(),
         layouts=layouts,
         schemas={tag: spark_to_arrow(columns) for tag, columns in outputs.items()},
         has_watermark=timed,
@@ -93,7 +94,7 @@ def plan_operator(
         timings=timings,
         report=report,
         counts=counts,
-        pass_invalid=on_invalid == "pass",
+        pass_invalid=options.on_invalid == "pass",
         mark=mark,
     )
     first = next(iter(by_port.values()))
@@ -149,7 +150,7 @@ def _plans_by_port(
         if len(names) != 1:
             raise AlignedError(
                 f"operator {name} has the inputs {', '.join(names)}: give each a stream, with"
-                " control_aware(operator, {name: stream, …})."
+                " streambroker.apply(operator, {name: stream, …})."
             )
         return {names[0]: inputs}
     if sorted(inputs) != sorted(names):

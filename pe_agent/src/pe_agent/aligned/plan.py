@@ -70,7 +70,7 @@ class StreamPlan:
     def require_job(self, what: str) -> JobContext:
         """Return the job; raise AlignedError if the stream was made without a PE."""
         if self.job is None:
-            raise AlignedError(f"{what} needs a PE: make the stream with pe.aligned(frame).")
+            raise AlignedError(f"{what} needs a PE: make the stream with pe.stream(frame).")
         return self.job
 
     def schema(self) -> StructType:
@@ -181,7 +181,7 @@ def choose_carrier(plans: Sequence[StreamPlan]) -> tuple[list[StreamPlan], Impor
         first, second, *_ = opened.values()
         raise AlignedError(
             f"the imports {first.port} and {second.port} of one query both bring the control log,"
-            " so each tuple of send_control would come twice: subscribe to one of them with"
+            " so each tuple of pe.operators.send would come twice: subscribe to one of them with"
             " control_log=False."
         )
     keep = next(iter(opened.values()), None)

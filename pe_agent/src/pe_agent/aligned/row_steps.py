@@ -80,7 +80,7 @@ def map_batches(
     return replace(plan, data=RowsFrame(frame=frame, mixed=True))
 
 
-def through(
+def transform(
     plan: StreamPlan, function: Callable[[DataFrame], DataFrame], immediate: str
 ) -> StreamPlan:
     """Call a function on the rows as a DataFrame; control bypasses it."""
@@ -142,7 +142,7 @@ def _project(what: str, rows: RowsFrame, make: Callable[[DataFrame], DataFrame])
 
     several = AlignedError(
         f"{what} has an expression that does not return one row for each, such as explode or"
-        " a sum; control tuples would be lost. Use map_batches, or through(lambda frame: …)"
+        " a sum; control tuples would be lost. Use map_batches, or transform(lambda frame: …)"
         " for the rows alone."
     )
     try:
@@ -195,5 +195,5 @@ def _check_functions(what: str, projection: DataFrame, rows: RowsFrame) -> None:
         raise AlignedError(
             f"{what} calls the Python function {called[0]}, but control tuples are among the"
             " rows: Spark would also call it for them, with None in all columns. Call it with"
-            " map_batches or through(lambda frame: …), which have the rows alone."
+            " map_batches or transform(lambda frame: …), which have the rows alone."
         )

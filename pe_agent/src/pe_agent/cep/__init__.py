@@ -1,12 +1,12 @@
 """Patterns on streams, with rules that change while a query runs.
 
 Discovery and reporting of rules run in the driver, never in tasks. `streambroker_core.cep` decides
-how rules change and which rows match.
+how rules change and which rows match. Public names are those of ``streambroker.patterns``; the
+names here are deprecated.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 _MODULES = {
@@ -23,7 +23,7 @@ _MODULES = {
     "PatternProcessorManager": "pe_agent.cep.discovery.manager",
     "PatternStream": "pe_agent.streams.stream",
     "PeriodicPatternProcessorDiscoverer": "pe_agent.cep.discovery.discoverer",
-    "Processors": "pe_agent.cep.query_rules",
+    "Processors": "pe_agent.streams.old_names",
     "Progress": "pe_agent.cep.rule_progress",
     "QueryDiscoverer": "pe_agent.cep.discovery.discoverer",
     "ReportedDiscoverer": "pe_agent.cep.discovery.discoverer",
@@ -33,9 +33,9 @@ _MODULES = {
     "Wanted": "pe_agent.cep.discovery.discoverer",
     "dry_run": "pe_agent.cep.dry_runs",
     "explain": "pe_agent.cep.run_state",
-    "pattern": "pe_agent.streams.pattern_stream",
-    "pattern_processors": "pe_agent.streams.pattern_stream",
-    "sql": "pe_agent.streams.sql_patterns",
+    "pattern": "pe_agent.streams.old_names",
+    "pattern_processors": "pe_agent.streams.old_names",
+    "sql": "pe_agent.streams.old_names",
     "sqlite_table": "pe_agent.cep.discovery.polling",
 }
 
@@ -43,7 +43,7 @@ __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: Spark starts a process for each micro-batch that waits for imports."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    """Import an old name, with a warning."""
+    from streambroker_core.deprecation import deprecated_name
+
+    return deprecated_name(__name__, name, _MODULES, "streambroker.patterns")

@@ -22,13 +22,13 @@ from pe_agent.cep.discovery.polling import TableDiscoverer as TableDiscoverer
 from pe_agent.cep.discovery.polling import sqlite_table as sqlite_table
 from pe_agent.cep.dry_runs import dry_run as dry_run
 from pe_agent.cep.functions import MatchFunction as MatchFunction
-from pe_agent.cep.query_rules import Processors as Processors
 from pe_agent.cep.rule_progress import Progress as Progress
 from pe_agent.cep.rule_progress import RuleReport as RuleReport
 from pe_agent.cep.run_state import explain as explain
-from pe_agent.streams.pattern_stream import pattern as pattern
-from pe_agent.streams.pattern_stream import pattern_processors as pattern_processors
-from pe_agent.streams.sql_patterns import sql as sql
+from pe_agent.streams.old_names import Processors as Processors
+from pe_agent.streams.old_names import pattern as pattern
+from pe_agent.streams.old_names import pattern_processors as pattern_processors
+from pe_agent.streams.old_names import sql as sql
 from pe_agent.streams.stream import PatternStream as PatternStream
 from streambroker_core.cep.pattern.pattern import Pattern as Pattern
 from streambroker_core.cep.pattern.pattern import Skip as Skip

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pe_agent.datasource.schemas import Columns, as_arrow_schema
-from streambroker_core.cep.engine import outputs as telling
+from streambroker_core.cep.engine import outputs
 
 
-class MatchFunction(telling.MatchFunction):
+class MatchFunction(outputs.MatchFunction):
     """Makes rows of the matches of rules that name it. They go to an output of its name."""
 
     __slots__ = ()
@@ -17,8 +17,8 @@ class MatchFunction(telling.MatchFunction):
         self,
         *,
         schema: Columns,
-        matched: Callable[[telling.MatchedEvents], telling.FunctionResult],
-        timed_out: Callable[[telling.MatchedEvents], telling.FunctionResult] | None = None,
+        matched: Callable[[outputs.MatchedEvents], outputs.FunctionResult],
+        timed_out: Callable[[outputs.MatchedEvents], outputs.FunctionResult] | None = None,
     ) -> None:
         """Define the function.
 

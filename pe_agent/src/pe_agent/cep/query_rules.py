@@ -14,6 +14,7 @@ from streambroker_core.cep.engine.metrics import RuleFailure, RuleMetrics
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.push_down import Relevance
 from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet, RuleUpdate
+from streambroker_core.deprecation import warn_deprecated
 from streambroker_core.wire.reports.rule_metrics import WatermarkWait
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pe_agent.cep")
 
 
-class Processors:
+class QueryRules:
     """The rules of a query, in its driver; watches until the query ends or `close` is called."""
 
     def __init__(
@@ -35,7 +36,7 @@ class Processors:
     ) -> None:
         self._relevance = relevance
         self.manager = PatternProcessorManager(
-            send, context=context, rules=rules, tell=self._on_outcomes
+            send, context=context, rules=rules, on_outcomes=self._on_outcomes
         )
         self._outcome_listeners: list[OutcomeListener] = []
         self._outcomes: dict[str, RuleUpdate] = {}
@@ -50,12 +51,17 @@ class Processors:
         """Return the outcome of each rule when its source was last read."""
         return list(self._outcomes.values())
 
-    def figures(self) -> list[RuleMetrics]:
+    def metrics(self) -> list[RuleMetrics]:
         """Return the metrics of rules since the stream was made, and their runs.
 
         The runs of buckets without a window since then are not included.
         """
         return self.tally.metrics()
+
+    def figures(self) -> list[RuleMetrics]:
+        """Deprecated: use ``metrics``."""
+        warn_deprecated("rules.figures", "rules.metrics")
+        return self.metrics()
 
     def waiting(self, operator: str = "", log: str = "") -> WatermarkWait:
         """Return how many rows wait for the watermark, their earliest time, and the watermark.

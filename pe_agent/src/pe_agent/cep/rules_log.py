@@ -1,6 +1,6 @@
 """The way of rule sets to the operators of a query: as control tuples, in a file.
 
-A query that restarts continues with the last sent set, whatever its source of rules has by then.
+A query that restarts continues with the last sent set, even if its source of rules has changed.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class ImportedRules(RulesFile):
         """Return the import's stream; raise AlignedError unless it is one subscribed import."""
         if not isinstance(stream.data, ImportFrame) or len(stream.data.imports) != 1:
             raise AlignedError(
-                "push_down needs the stream of one import, as returned by pe.subscribe(…,"
-                " control=True): a stream after an operation, or of several imports, is not"
+                "push_down needs the stream of one import, as returned by pe.subscribe_stream(…"
+                "): a stream after an operation, or of several imports, is not"
                 " filtered at one exporter. Leave push_down out."
             )
         (one,) = stream.data.imports

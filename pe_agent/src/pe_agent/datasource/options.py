@@ -73,7 +73,7 @@ class AgentNotConfiguredError(StreambrokerError):
 
     def __init__(self) -> None:
         super().__init__(
-            "no agent is configured: create the stream with pe_agent.start(...).subscribe() or"
+            "no agent is configured: create the stream with streambroker.start(...).subscribe() or"
             " .publish(), set the options `agent` and `agentToken`, or set STREAMBROKER_AGENT and"
             " STREAMBROKER_AGENT_TOKEN in the environment before Spark starts."
         )

@@ -7,7 +7,7 @@
     2 INVALID    an argument cannot be read, or can never work; nothing was changed
     3 UNKNOWN    not done, or not known to be done; of a getter: the last known value
 
-They take the PE as first argument, and are also methods of the PE. None of them raises, because a
+They take the PE as first argument. None of them raises, because a
 job calls them in the middle of its work. A setter takes at most its ``timeout``, and a getter two
 seconds; an agent that hangs can add ten. The setters of ``pe.imports[…]`` and ``pe.exports[…]`` do
 the same and raise.
@@ -23,9 +23,10 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from pe_agent.functions.typed_properties import as_properties
+from pe_agent.job.applied import NotAppliedError
 from pe_agent.job.context import Job
 from pe_agent.job.port_client import PortClient
-from pe_agent.job.ports import Change, ExportPort, ImportPort, NotAppliedError, drop_null_fields
+from pe_agent.job.ports import Change, ExportPort, ImportPort, drop_null_fields
 from pe_agent.transport.broker_client import (
     BrokerRefusedError,
     BrokerUnavailableError,
@@ -37,6 +38,7 @@ from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.matching import canonical_filter
 from streambroker_core.model import is_port_name
+from streambroker_core.model.durations import Duration, in_microseconds
 
 DONE, NO_PORT, INVALID, UNKNOWN = 0, 1, 2, 3
 PROGRAMMED = "programmed"
@@ -113,7 +115,7 @@ class Known(Generic[_T]):
 
 
 def set_import_subscription(
-    pe: Job, port: str, subscription: str, *, wait: str | None = None, timeout: float = 30.0
+    pe: Job, port: str, subscription: str, *, wait: str | None = None, timeout: Duration = 30.0
 ) -> Outcome:
     """Replace the subscription of an import by subscription; filter and scope stay.
 
@@ -122,7 +124,7 @@ def set_import_subscription(
         port: name of the import.
         subscription: an expression over properties; blank matches nothing.
         wait: None, or ``programmed`` to wait until the exporters apply it.
-        timeout: seconds above 0, for the broker and then the exporters.
+        timeout: a duration above 0, for the broker and then the exporters.
 
     Returns:
         0; 1 also for an import by name; 2; 3.
@@ -140,7 +142,7 @@ def set_import_filter(
     filter: str,  # noqa: A002 - the word of the API
     *,
     wait: str | None = None,
-    timeout: float = 30.0,
+    timeout: Duration = 30.0,
 ) -> Outcome:
     """Replace the filter of an import; an empty one lets every row through.
 
@@ -149,7 +151,7 @@ def set_import_filter(
         port: name of the import.
         filter: an expression over the columns of a row.
         wait: None, or ``programmed`` to wait until the exporters apply it.
-        timeout: seconds above 0, for the broker and then the exporters.
+        timeout: a duration above 0, for the broker and then the exporters.
 
     Returns:
         0; 1; 2 also if it fits no connected export; 3.
@@ -163,7 +165,7 @@ def set_import_streams(
     streams: Sequence[Mapping[str, str]],
     *,
     wait: str | None = None,
-    timeout: float = 30.0,
+    timeout: Duration = 30.0,
 ) -> Outcome:
     """Import by these names instead of a subscription; filter and scope stay.
 
@@ -172,7 +174,7 @@ def set_import_streams(
         port: name of the import.
         streams: ``[{"applicationName": …, "streamId": …}]``; an empty list matches nothing.
         wait: None, or ``programmed`` to wait until the exporters apply it.
-        timeout: seconds above 0, for the broker and then the exporters.
+        timeout: a duration above 0, for the broker and then the exporters.
 
     Returns:
         0; 1; 2; 3.
@@ -232,7 +234,7 @@ def get_import_streams(pe: Job, port: str) -> Known[list[dict[str, str]]]:
 
 
 def set_export_properties(
-    pe: Job, port: str, properties: object, *, wait: str | None = None, timeout: float = 30.0
+    pe: Job, port: str, properties: object, *, wait: str | None = None, timeout: Duration = 30.0
 ) -> Outcome:
     """Replace all properties of an export at once.
 
@@ -242,7 +244,7 @@ def set_export_properties(
         properties: a mapping, a dataclass or named tuple, or (name, value, type) triples, with
             the types int64, float64, rstring, boolean and list<…> of them; empty matches nothing.
         wait: None, or ``programmed`` to wait until the exporter applies it.
-        timeout: seconds above 0, for the broker and then the exporters.
+        timeout: a duration above 0, for the broker and then the exporters.
 
     Returns:
         0; 1 also for an export by name; 2; 3.
@@ -279,14 +281,15 @@ def _set(
     name: str,
     change: Callable[[_P], Change],
     wait: str | None,
-    timeout: float,
+    timeout: Duration,
 ) -> Outcome:
     if not _is_name(name):
         return Outcome(NO_PORT, error=_name_error(name))
-    if wait not in (None, PROGRAMMED) or not (isinstance(timeout, int | float) and timeout > 0):
-        wrong = f"wait is {wait!r} for {timeout!r} s; give {PROGRAMMED!r} or None, and seconds."
+    limit = _to_seconds(timeout)
+    if wait not in (None, PROGRAMMED) or limit is None:
+        wrong = f"wait is {wait!r} for {timeout!r}; pass {PROGRAMMED!r} or None, and a duration."
         return Outcome(INVALID, error=ValueError(wrong))
-    deadline = time.monotonic() + min(timeout, _MAX_SECONDS)
+    deadline = time.monotonic() + limit
     try:
         applied = change(kind(pe.context, name, deadline=deadline))
     except Exception as error:
@@ -295,16 +298,24 @@ def _set(
         return Outcome(DONE, applied)
     late = NotAppliedError(
         f"generation {applied.generation} of {kind.kind} {name} is accepted, but not confirmed as"
-        f" applied after {timeout:g} s."
+        f" applied after {limit:g} s."
     )
     return Outcome(UNKNOWN, applied, late)
+
+
+def _to_seconds(timeout: object) -> float | None:
+    """Return a duration above 0 in seconds; None for anything else."""
+    if isinstance(timeout, int | float):
+        return min(timeout, _MAX_SECONDS) if timeout > 0 else None
+    microseconds = in_microseconds(timeout)
+    return min(microseconds / 1_000_000, _MAX_SECONDS) if microseconds else None
 
 
 def _wait_programmed(change: Change, deadline: float) -> bool:
     """Wait until a change is applied; errors, as of an agent of another release, mean not yet."""
     while True:
         try:
-            if change.programmed():
+            if change.applied():
                 return True
         except Exception as error:
             log.debug("cannot check whether a change is applied: %s", error)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from pe_agent.job.agent_process import AgentProcess
+    from pe_agent.job.agent.agent_process import AgentProcess
     from pe_agent.job.query_monitor import QueryMonitor
     from pe_agent.job.view_cache import ViewCache
     from pe_agent.transport.agent_client import AgentClient

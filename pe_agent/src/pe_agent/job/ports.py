@@ -5,19 +5,26 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pe_agent.job.applied import wait_applied
+from pe_agent.job.arguments import Congestion
 from pe_agent.job.context import JobContext
 from pe_agent.job.expression_errors import mark_expression_errors
 from pe_agent.job.port_client import PortClient
+from pe_agent.job.send_control import SentControl, build_request, send_to_importers
+from pe_agent.job.statuses import Route
 from pe_agent.transport.agent_client import send
+from streambroker_core.control.tuples import ALL_TARGETS, Delivery, Target
+from streambroker_core.deprecation import warn_deprecated
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
 from streambroker_core.matching import canonical_filter
+from streambroker_core.model.durations import Duration
 from streambroker_core.model.properties import normalise
 from streambroker_core.wire.agent_rpc.job import GetStatus, GetView
 from streambroker_core.wire.agent_rpc.publisher import PublisherFinish
@@ -26,14 +33,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 P = TypeVar("P")
+POLL_SECONDS = 0.02
 
 log = logging.getLogger("pe_agent")
-
-
-class NotAppliedError(StreambrokerError):
-    """A change is accepted and durable, but was not seen applied in time."""
-
-    code = "NotApplied"
 
 
 class QueryActiveError(StreambrokerError):
@@ -78,10 +80,9 @@ class Change:
 
     generation: int
     routes: Mapping[str, Any]
-    _wait: Callable[[int, float], Mapping[str, Any]] = field(repr=False)
-    _is_programmed: Callable[[int], bool] = field(repr=False)
+    _port: _Port = field(repr=False)
 
-    def programmed(self) -> bool:
+    def applied(self) -> bool:
         """Return whether it applies: the agent has it, and every active reader has pinned it.
 
         A reader that has pinned a change of its import has informed the exporters. Without a reader
@@ -90,9 +91,14 @@ class Change:
         Raises:
             AgentUnreachableError: the agent does not answer.
         """
-        return self._is_programmed(self.generation)
+        return self._port.is_applied(self.generation)
 
-    def wait_applied(self, timeout: float = 30.0) -> Mapping[str, Any]:
+    def programmed(self) -> bool:
+        """Deprecated: use ``applied``."""
+        warn_deprecated("Change.programmed", "Change.applied")
+        return self.applied()
+
+    def wait_applied(self, timeout: Duration = "30s") -> Mapping[str, Any]:
         """Wait until the change applies, and return where.
 
         Returns:
@@ -100,9 +106,16 @@ class Change:
             routes.
 
         Raises:
-            NotAppliedError: not in ``timeout`` seconds; the change stays accepted.
+            NotAppliedError: not within ``timeout``; the change stays accepted.
         """
-        return self._wait(self.generation, timeout)
+        port = self._port
+        return wait_applied(
+            partial(port.find_applied, self.generation),
+            timeout,
+            f"generation {self.generation} of {port.kind} {port.name} is accepted, but not seen"
+            " applied (is the query running, and the agent connected to the broker?)",
+            every=POLL_SECONDS,
+        )
 
 
 class _Port:
@@ -115,10 +128,10 @@ class _Port:
         self._client = PortClient(job, self.kind, name, deadline=deadline)
 
     @property
-    def routes(self) -> list[dict[str, Any]]:
+    def routes(self) -> list[Route]:
         """The port's routes in the agent's view; the last known ones while it does not answer."""
         known = self._client.port_in_view()
-        return [] if known is None else list(known["routes"])
+        return [] if known is None else [Route.from_json(one) for one in known["routes"]]
 
     @property
     def stale(self) -> bool:
@@ -135,7 +148,7 @@ class _Port:
             return True
         return known is None or current != (known["uid"], known["generation"])
 
-    def on_routes(self, callback: Callable[[list[dict[str, Any]]], None]) -> Callable[[], None]:
+    def on_routes(self, callback: Callable[[list[Route]], None]) -> Callable[[], None]:
         """Call ``callback`` with the routes now and after each change, in a thread of its own.
 
         Returns:
@@ -158,7 +171,7 @@ class _Port:
                 if routes != last:
                     last = routes
                     try:
-                        callback(routes)
+                        callback([Route.from_json(one) for one in routes])
                     except Exception:
                         log.exception("the listener to routes failed", extra={"port": self.name})
 
@@ -173,34 +186,21 @@ class _Port:
         headers: Mapping[str, str] | None = None,
     ) -> Change:
         answer = self._client.put(subresource, body, fields, headers=headers)
-        return Change(
-            int(answer["generation"]),
-            answer.get("routes", {}),
-            self._wait_applied,
-            self._is_programmed,
-        )
+        return Change(int(answer["generation"]), answer.get("routes", {}), self)
 
-    def _wait_applied(self, generation: int, timeout: float) -> Mapping[str, Any]:
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            try:
-                applied = self._get_applied(generation)
-            except StreambrokerError:
-                applied = None
-            if applied is not None:
-                return applied
-            time.sleep(0.02)
-        raise NotAppliedError(
-            f"generation {generation} of {self.kind} {self.name} is accepted but not confirmed as"
-            f" applied after {timeout:g} s: is the query running, and the agent connected to the"
-            " broker?"
-        )
+    def is_applied(self, generation: int) -> bool:
+        """Return whether a change applies; a port without readers needs none."""
+        raise NotImplementedError
+
+    def find_applied(self, generation: int) -> Mapping[str, Any] | None:
+        """Return where a change applies; None while it does not, or the agent does not answer."""
+        try:
+            return self._get_applied(generation)
+        except StreambrokerError:
+            return None
 
     def _get_applied(self, generation: int) -> Mapping[str, Any] | None:
-        raise AssertionError(generation)
-
-    def _is_programmed(self, generation: int) -> bool:
-        raise AssertionError(generation)
+        raise NotImplementedError
 
 
 class ImportPort(_Port):
@@ -269,7 +269,8 @@ class ImportPort(_Port):
             parse(body["filter"], "filter")
             return self._put("filter", body, {"filter": canonical_filter(filter)})
 
-    def _is_programmed(self, generation: int) -> bool:
+    def is_applied(self, generation: int) -> bool:
+        """Return whether the agent's view has it, and every active reader has pinned it."""
         known = self._client.port_in_view()
         if known is None or known["generation"] < generation:
             return False
@@ -343,15 +344,43 @@ class ExportPort(_Port):
         normalised = normalise(properties)
         return self._put("properties", normalised, {"properties": normalised})
 
-    def set_congestion_policy(self, policy: str) -> Change:
+    def send(
+        self,
+        payload: object,
+        *,
+        delivery: Delivery | str = Delivery.BEGIN,
+        at: int | None = None,
+        target: Target = ALL_TARGETS,
+        request: str | None = None,
+    ) -> SentControl:
+        """Send a control tuple to all importers that read control.
+
+        It gets an epoch of its own, after all that was published before.
+
+        Args:
+            payload: a dataclass, or a mapping with ``type`` and ``payload``.
+            delivery: when it is delivered to operators.
+            at: event time in microseconds, with ``AT_TIME``.
+            target: the operators that it is for.
+            request: id of the request; a repeated one sends nothing more. Random by default.
+
+        Raises:
+            ControlError, ControlLimitError, ManifestError: it cannot be a control tuple.
+            AgentRefusedError: the export is not known, or full.
+        """
+        request_ = build_request(payload, delivery, at, target)
+        return send_to_importers(self._job, self.name, request_, request)
+
+    def set_congestion_policy(self, policy: Congestion | str) -> Change:
         """Set the policy to ``wait`` or ``drop``; a hint informs a waiting writer."""
         response = self._client.request("GET")
         spec = {k: v for k, v in response.body["spec"].items() if k not in ("job", "pe", "port")}
-        spec["congestionPolicy"] = policy
+        spec["congestionPolicy"] = str(policy)
         match = {"If-Match": response.headers["etag"]}
-        return self._put("", spec, {"congestionPolicy": policy}, match)
+        return self._put("", spec, {"congestionPolicy": str(policy)}, match)
 
-    def _is_programmed(self, generation: int) -> bool:
+    def is_applied(self, generation: int) -> bool:
+        """Return whether the agent's view has it."""
         return self._get_applied(generation) is not None
 
     def _get_applied(self, generation: int) -> Mapping[str, Any] | None:

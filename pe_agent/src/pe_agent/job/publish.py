@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_agent.datasource.options import format_ddl
+from pe_agent.job.arguments import ArgumentError, Congestion
 from pe_agent.spark.batch_size import limit_batches_by_rows
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.spark.session import active_session
-from streambroker_core.errors import StreambrokerError
 from streambroker_core.model.properties import normalise
 from streambroker_core.model.schema import parse_ddl, to_items
 
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pe_agent.job.context import Job, JobContext
-
-
-class ArgumentError(StreambrokerError):
-    """Arguments that exclude each other, or one that is wrong; nothing was declared."""
-
-    code = "ArgumentInvalid"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +63,7 @@ def publish(
     stream_id: str | None = None,
     properties: Mapping[str, Any] | None = None,
     allow_filter: bool | None = None,
-    congestion_policy: str | None = None,
+    congestion_policy: Congestion | str | None = None,
     buffer: Mapping[str, Any] | None = None,
     checkpoint: str | Path,
     trigger: Mapping[str, Any] | None = None,
@@ -96,6 +90,52 @@ def publish(
     Raises:
         ArgumentError, PropertyError: nothing was declared or started.
     """
+    writer = export_writer(
+        pe,
+        frame,
+        port,
+        stream_id=stream_id,
+        properties=properties,
+        allow_filter=allow_filter,
+        congestion_policy=congestion_policy,
+        buffer=buffer,
+        redeclare=redeclare,
+    ).option("checkpointLocation", str(checkpoint))
+    if trigger is not None:
+        writer.trigger(**trigger)
+    if query_name is not None:
+        writer.queryName(query_name)
+    return writer.start()
+
+
+def export_writer(
+    pe: Job,
+    frame: DataFrame,
+    port: str,
+    *,
+    stream_id: str | None = None,
+    properties: Mapping[str, Any] | None = None,
+    allow_filter: bool | None = None,
+    congestion_policy: Congestion | str | None = None,
+    buffer: Mapping[str, Any] | None = None,
+    redeclare: bool = False,
+) -> ExportWriter:
+    """Return a writer that exports a streaming DataFrame, with the verbs of Spark's writer.
+
+    Args:
+        pe: PE of the export.
+        frame: the streaming DataFrame.
+        port: name of the export port.
+        stream_id: as for ``publish``, like the other settings.
+        properties: description of the stream.
+        allow_filter: whether importers may filter.
+        congestion_policy: ``wait`` or ``drop``.
+        buffer: limits of the buffer.
+        redeclare: overwrite the Export that exists.
+
+    Raises:
+        ArgumentError, PropertyError: a setting is wrong; nothing was declared.
+    """
     spec = export_spec(
         port,
         stream_id=stream_id,
@@ -104,9 +144,63 @@ def publish(
         congestion_policy=congestion_policy,
         buffer=buffer,
     )
-    sink = Sink(exports={port: (frame.schema, spec)}, options={"export": port})
-    start = QueryStart(checkpoint, trigger, query_name)
-    return start_query(pe.context, frame, sink, start, redeclare=redeclare)
+    return ExportWriter(pe.context, frame, port, spec, redeclare=redeclare)
+
+
+class ExportWriter:
+    """A writer of one export; its methods are those of Spark's ``DataStreamWriter``."""
+
+    def __init__(
+        self,
+        job: JobContext,
+        frame: DataFrame,
+        port: str,
+        spec: Mapping[str, Any],
+        *,
+        redeclare: bool,
+    ) -> None:
+        self._job, self._frame, self._port, self._spec = job, frame, port, spec
+        self._redeclare = redeclare
+        self._options: dict[str, str] = {}
+        self._trigger: dict[str, Any] | None = None
+        self._name: str | None = None
+
+    def option(self, key: str, value: bool | float | str) -> ExportWriter:
+        """Set an option of the query, for instance ``checkpointLocation``."""
+        self._options[key] = str(value).lower() if isinstance(value, bool) else str(value)
+        return self
+
+    def trigger(self, **trigger: Any) -> ExportWriter:
+        """Set the trigger, as ``DataStreamWriter.trigger`` does."""
+        self._trigger = trigger
+        return self
+
+    def queryName(self, name: str) -> ExportWriter:  # noqa: N802 - Spark's name
+        """Set the name of the query."""
+        self._name = name
+        return self
+
+    query_name = queryName
+
+    def start(self) -> StreamingQuery:
+        """Declare the export and start the query.
+
+        Raises:
+            ArgumentError: the option ``checkpointLocation`` is missing; nothing was declared.
+        """
+        options = dict(self._options)
+        checkpoint = options.pop("checkpointLocation", None)
+        if checkpoint is None:
+            raise ArgumentError(
+                f"export {self._port} has no checkpoint, without which a restart would lose or"
+                ' repeat rows: call option("checkpointLocation", …) before start().'
+            )
+        sink = Sink(
+            exports={self._port: (self._frame.schema, self._spec)},
+            options={**options, "export": self._port},
+        )
+        start = QueryStart(checkpoint, self._trigger, self._name)
+        return start_query(self._job, self._frame, sink, start, redeclare=self._redeclare)
 
 
 def export_spec(
@@ -115,7 +209,7 @@ def export_spec(
     stream_id: str | None = None,
     properties: Mapping[str, Any] | None = None,
     allow_filter: bool | None = None,
-    congestion_policy: str | None = None,
+    congestion_policy: Congestion | str | None = None,
     buffer: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return settings of :func:`publish` as those of an Export; empty if there are none.
@@ -131,7 +225,7 @@ def export_spec(
         "streamId": stream_id,
         "properties": None if properties is None else normalise(properties),
         "allowFilter": allow_filter,
-        "congestionPolicy": congestion_policy,
+        "congestionPolicy": None if congestion_policy is None else str(congestion_policy),
         "buffer": None if buffer is None else dict(buffer),
     }
     spec = {name: value for name, value in fields.items() if value is not None}

@@ -1,19 +1,15 @@
 """Side inputs inside Spark queries: rows joined with another stream, or a table.
 
->>> from pe_agent.side import side_map  # doctest: +SKIP
->>> sides = trades.with_side_inputs(rates=side_map(rates, key="currency"))  # doctest: +SKIP
->>> sides.enrich("rates", on="currency").to_stream()  # doctest: +SKIP
-
-Policies and windows are those of ``streambroker_core.side``.
+Policies and windows are those of ``streambroker_core.side``. Public names are those of
+``streambroker.side``; the names here are deprecated.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 _MODULES = {
-    "FIGURES_SCHEMA": "pe_agent.side.operator",
+    "FIGURES_SCHEMA": "pe_agent.streams.old_names",
     "Given": "pe_agent.streams.side_input",
     "ListView": "streambroker_core.side",
     "MapView": "streambroker_core.side",
@@ -43,7 +39,7 @@ __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: Spark starts a process for each micro-batch that waits for imports."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    """Import an old name, with a warning."""
+    from streambroker_core.deprecation import deprecated_name
+
+    return deprecated_name(__name__, name, _MODULES, "streambroker.side")

@@ -2,10 +2,10 @@
 
 from pe_agent.side.errors import PinError as PinError
 from pe_agent.side.errors import TableError as TableError
-from pe_agent.side.operator import FIGURES_SCHEMA as FIGURES_SCHEMA
 from pe_agent.side.tables.store import Table as Table
 from pe_agent.side.tables.store import TableState as TableState
 from pe_agent.side.tables.store import TableStore as TableStore
+from pe_agent.streams.old_names import FIGURES_SCHEMA as FIGURES_SCHEMA
 from pe_agent.streams.side_input import Given as Given
 from pe_agent.streams.side_input import side_list as side_list
 from pe_agent.streams.side_input import side_map as side_map

@@ -31,7 +31,7 @@ WATERMARK_CAUSE = "for the watermark to pass their event time"
 """Cause of waiting for rows of any input that are processed in event time order."""
 _WAITING_FIELDS = ("waiting_rows", "waiting_bytes", "waiting_since")
 _TIME = pa.timestamp("us", "UTC")
-FIGURES_SCHEMA = pa.schema(
+METRICS_SCHEMA = pa.schema(
     [
         ("bucket", pa.int32()),
         ("window", pa.int64()),
@@ -107,20 +107,20 @@ class SparkSideOperator(SideOperator):
         if self._emits_metrics:
             common = {"bucket": window.bucket, "window": window.number, "time": window.time}
             rows = [{**common, **_metrics_row(side, window.time)} for side in statuses]
-            self.emit(pa.RecordBatch.from_pylist(rows, schema=FIGURES_SCHEMA), METRICS_OUTPUT)
+            self.emit(pa.RecordBatch.from_pylist(rows, schema=METRICS_SCHEMA), METRICS_OUTPUT)
 
     def _build_statuses(self) -> list[SideStatus]:
-        figures, stalls = self.figures(), self.stalls()
+        sizes, stalls = self.metrics(), self.stalls()
         statuses = []
-        for number, (name, input_metrics) in enumerate(figures["inputs"].items()):
+        for number, (name, input_metrics) in enumerate(sizes["inputs"].items()):
             size = {"size": input_metrics.pop("bytes"), "keyed": self.join.inputs[number].keyed}
             statuses.append(self._build_status(name, number, stalls, **input_metrics, **size))
         main = self._build_status(MAIN, GROUP, stalls)
-        if rows := figures["unordered_rows"]:
+        if rows := sizes["unordered_rows"]:
             main = replace(
                 main,
                 waiting_rows=main.waiting_rows + rows,
-                waiting_bytes=main.waiting_bytes + figures["unordered_bytes"],
+                waiting_bytes=main.waiting_bytes + sizes["unordered_bytes"],
                 stalls=(*main.stalls, SideStall(cause=WATERMARK_CAUSE, rows=rows)),
             )
         return [*statuses, main]
@@ -145,7 +145,7 @@ def _metrics_row(side: SideStatus, now: int) -> dict[str, Any]:
     texts = [
         describe_side_stall(stall, now) for stall in side.stalls if stall.cause != WATERMARK_CAUSE
     ]
-    fields = {name: getattr(side, name) for name in FIGURES_SCHEMA.names if hasattr(side, name)}
+    fields = {name: getattr(side, name) for name in METRICS_SCHEMA.names if hasattr(side, name)}
     if side.input == MAIN:  # the main input has no values
         fields = {name: fields[name] for name in ("input", *_WAITING_FIELDS)}
     return {

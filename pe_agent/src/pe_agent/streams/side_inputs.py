@@ -1,6 +1,6 @@
 """A stream with side inputs: the steps that combine main rows with their views.
 
->>> sides = trades.with_side_inputs(rates=side_map(rates, key="currency"))  # doctest: +SKIP
+>>> sides = trades.join_side(rates=side_map(rates, key="currency"))  # doctest: +SKIP
 >>> sides.enrich("rates", on="currency").to_stream()  # doctest: +SKIP
 """
 
@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeVar, cast
 
 from pe_agent.aligned.operator_plan import plan_operator
+from pe_agent.aligned.options import OperatorOptions, with_old_settings
 from pe_agent.aligned.plan import StreamPlan
 from pe_agent.aligned.row_steps import map_batches
 from pe_agent.aligned.runtime.hosting import parse_columns
 from pe_agent.aligned.timeout_ticks import TickPlan, tick_seconds, tick_source_plan
 from pe_agent.datasource.schemas import spark_to_arrow
+from pe_agent.job.arguments import Missing, seconds
 from pe_agent.side.map_partitions import PartitionJoiner
 from pe_agent.side.metrics_reporter import SideMetricsReporter
-from pe_agent.side.operator import FIGURES_SCHEMA, METRICS_OUTPUT, SideOperatorFactory
+from pe_agent.side.operator import METRICS_OUTPUT, METRICS_SCHEMA, SideOperatorFactory
 from pe_agent.side.row_functions import (
     GroupedFunction,
     GroupFunction,
@@ -58,12 +60,11 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, kw_only=True)
 class SideInputs(Generic[Rows, Made]):
-    """A stream and its side inputs; made by ``Stream.with_side_inputs``.
+    """A stream and its side inputs; made by ``Stream.join_side``.
 
     ``options``, ``window`` and ``enrich`` return a new object. A chain ends with ``to_stream``,
     ``map_batches``, ``join_view`` or ``apply``, which return the output ``out`` as a stream.
-    ``late`` and ``errors`` are its other outputs. These methods take the settings of
-    ``aligned.control_aware``.
+    ``late`` and ``errors`` are its other outputs.
     """
 
     main: StreamPlan
@@ -91,6 +92,8 @@ class SideInputs(Generic[Rows, Made]):
                 raise SideDefinitionError(
                     MAIN, f"{name} is not an option", f"there are: {', '.join(_OPTIONS)}"
                 )
+        if "lateness" in settings:
+            settings["lateness"] = seconds(settings["lateness"], "lateness")
         return replace(self, settings={**self.settings, **settings})
 
     def window(self, size: Duration, slide: Duration | None = None) -> SideInputs[Rows, Made]:
@@ -110,7 +113,7 @@ class SideInputs(Generic[Rows, Made]):
         on: str | Sequence[str] = (),
         columns: Sequence[str] = (),
         names: Mapping[str, str] | None = None,
-        missing: Literal["null", "error", "wait"] | None = None,
+        missing: Missing | Literal["null", "error", "wait"] | None = None,
         version: str | None = None,
     ) -> SideInputs[Rows, Made]:
         """Add columns of a side input to each main row.
@@ -131,7 +134,7 @@ class SideInputs(Generic[Rows, Made]):
             on=as_tuple(on),
             columns=tuple(columns),
             names=tuple((names or {}).items()),
-            missing=missing,
+            missing=cast("Any", missing),
             version=version,
         )
         return replace(self, enrichments=(*self.enrichments, one))
@@ -162,17 +165,22 @@ class SideInputs(Generic[Rows, Made]):
 
     # -- ends of a chain ---------------------------------------------------------------------
 
-    def to_stream(self, *, figures: bool = False, **settings: Any) -> Made:
+    def to_stream(
+        self, *, name: str = NAME, options: OperatorOptions | None = None, **old: Any
+    ) -> Made:
         """Return main rows with the added columns.
 
         Args:
-            figures: add an output ``figures``: sizes and versions, and what rows wait for.
-            settings: as for ``aligned.control_aware``: ``name``, ``buckets``, ``order_by`` …
+            name: name of the operator, unique in the query and fixed for a checkpoint.
+            options: settings of the operator; ``metrics`` adds an output with sizes, versions and
+                what rows wait for.
+            old: deprecated: settings that are ``options`` now.
 
         Raises:
             SideDefinitionError, AlignedError: the definition could never work; nothing was started.
         """
-        return self._run(None, None, figures, settings)
+        options = with_old_settings(options, old, "to_stream")
+        return self._run(None, None, name, options)
 
     def map_batches(
         self,
@@ -180,8 +188,9 @@ class SideInputs(Generic[Rows, Made]):
         schema: Columns,
         *,
         own_keys: bool = False,
-        figures: bool = False,
-        **settings: Any,
+        name: str = NAME,
+        options: OperatorOptions | None = None,
+        **old: Any,
     ) -> Made:
         """Call a function on batches of main rows with their views.
 
@@ -192,23 +201,24 @@ class SideInputs(Generic[Rows, Made]):
             own_keys: the function reads maps only by the columns that ``enrich`` waits for, or not
                 at all. Then rows that wait for many keys are released together. Otherwise keys are
                 released one by one, because each row has to see the map as its key arrives.
-            figures: as for ``to_stream``.
-            settings: as for ``to_stream``.
+            name: as for ``to_stream``.
+            options: as for ``to_stream``.
+            old: as for ``to_stream``.
 
         Raises:
             SideDefinitionError, AlignedError: as for ``to_stream``.
         """
-        return self._run(
-            OwnKeysFunction(function) if own_keys else function, schema, figures, settings
-        )
+        options = with_old_settings(options, old, "map_batches")
+        return self._run(OwnKeysFunction(function) if own_keys else function, schema, name, options)
 
     def apply(
         self,
         function: GroupFunction,
         schema: Columns,
         *,
-        figures: bool = False,
-        **settings: Any,
+        name: str = NAME,
+        options: OperatorOptions | None = None,
+        **old: Any,
     ) -> Made:
         """Call a function once for each key and window, with all rows, when the window has passed.
 
@@ -216,14 +226,16 @@ class SideInputs(Generic[Rows, Made]):
             function: takes the key's values, first instant and end of the window in microseconds,
                 the rows, and the views.
             schema: columns of the result.
-            figures: as for ``to_stream``.
-            settings: as for ``to_stream``.
+            name: as for ``to_stream``.
+            options: as for ``to_stream``.
+            old: as for ``to_stream``.
 
         Raises:
             SideDefinitionError, AlignedError: as for ``to_stream``; or main rows have no windows.
         """
         grouped = replace(self, settings={**self.settings, "grouped": True})
-        return grouped._run(GroupedFunction(function), schema, figures, settings)
+        options = with_old_settings(options, old, "apply")
+        return grouped._run(GroupedFunction(function), schema, name, options)
 
     def join_view(
         self,
@@ -233,9 +245,10 @@ class SideInputs(Generic[Rows, Made]):
         on: str | Sequence[str],
         columns: Sequence[str] = (),
         how: Literal["left", "inner"] = "left",
-        missing: Literal["null", "error", "wait"] | None = None,
-        figures: bool = False,
-        **settings: Any,
+        missing: Missing | Literal["null", "error", "wait"] | None = None,
+        name: str = NAME,
+        options: OperatorOptions | None = None,
+        **old: Any,
     ) -> Made:
         """Join main rows with a map or multimap: a row for each value of its key.
 
@@ -246,20 +259,25 @@ class SideInputs(Generic[Rows, Made]):
             how: a row whose key has no value gets nulls (``left``), or is left out (``inner``).
             missing: such a row first waits for its key, or does not, or goes to ``errors``; see
                 ``enrich``.
-            figures: as for ``to_stream``.
-            settings: as for ``to_stream``.
+            name: as for ``to_stream``.
+            options: as for ``to_stream``.
+            old: as for ``to_stream``.
 
         Raises:
             SideDefinitionError, AlignedError: as for ``to_stream``.
         """
-        wait = Enrich(input=view, on=as_tuple(on), missing=missing, only_wait=True)
+        options = with_old_settings(options, old, "join_view")
+        wait = Enrich(
+            input=view,
+            on=as_tuple(on),
+            missing=cast("Any", missing),
+            only_wait=True,
+        )
         sides = replace(self, enrichments=(*self.enrichments, wait))
         join, _ = sides._define()
         join_rows, schema = build_row_joiner(join, view, on, columns, how)
         own = all(one.on == join_rows.on for one in join.waits(join.input(view)))
-        return sides._run(
-            OwnKeysFunction(join_rows) if own else join_rows, schema, figures, settings
-        )
+        return sides._run(OwnKeysFunction(join_rows) if own else join_rows, schema, name, options)
 
     # -- within ------------------------------------------------------------------------------
 
@@ -288,8 +306,8 @@ class SideInputs(Generic[Rows, Made]):
         self,
         function: Function | None,
         schema: Columns | None,
-        emits_metrics: bool,
-        settings: Mapping[str, Any],
+        name: str,
+        options: OperatorOptions,
     ) -> Made:
         join, streams = self._define()
         shape = build_layout(join)
@@ -301,18 +319,24 @@ class SideInputs(Generic[Rows, Made]):
             shape=shape,
             function=function,
             tables=cached_tables_for(tables),
-            emits_metrics=emits_metrics,
-            reporter=self._metrics_reporter(streams, str(settings.get("name", NAME))),
+            emits_metrics=options.metrics,
+            reporter=self._metrics_reporter(streams, name),
         )
         schemas = {
             OUT: enriched_schema(join) if schema is None else schema,
             ERRORS: ERROR_SCHEMA,
             LATE: join.schema,
-            **({METRICS_OUTPUT: FIGURES_SCHEMA} if emits_metrics else {}),
+            **({METRICS_OUTPUT: METRICS_SCHEMA} if options.metrics else {}),
         }
-        main = self._union_control(join, streams, tables)
-        operator_settings: dict[str, Any] = {"name": NAME, "null_keys": True, **settings}
-        made = plan_operator(make, {**streams, MAIN: main}, schemas=schemas, **operator_settings)
+        main = _union_control(self.main, join, streams, tables)
+        nulls = True if options.null_keys is None else options.null_keys
+        made = plan_operator(
+            make,
+            {**streams, MAIN: main},
+            name=name,
+            schemas=schemas,
+            options=replace(options, null_keys=nulls, metrics=False),
+        )
         return self.make_operator(made)
 
     def _tables(self) -> dict[str, Table]:
@@ -328,21 +352,6 @@ class SideInputs(Generic[Rows, Made]):
             return None
         job.queries.reports_running = True
         return SideMetricsReporter.for_job(job, operator)
-
-    def _union_control(
-        self, join: SideJoin, streams: Mapping[str, StreamPlan], tables: Mapping[str, Table]
-    ) -> StreamPlan:
-        """Return the main stream in union with the control of its tables, and ticks."""
-        stores = {table.store.path: table.store for table in tables.values()}
-        spark = self.main.spark
-        extra = [store.version_source(spark) for store in stores.values()]
-        candidates = [join.limit(one) for one in join.inputs]
-        candidates += [one.idle_after for one in (self.main, *streams.values())]
-        limits = [one for one in candidates if one is not None]
-        if streams or limits:  # even without a limit: setting one later must not add a source
-            seconds = tick_seconds(min(limits)) if limits else 0.0
-            extra.append(tick_source_plan(spark, TickPlan(seconds=seconds, due=0)))
-        return self.main.union(*extra)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,7 +381,7 @@ class StatelessInputs(Generic[Rows, Made]):
         on: str | Sequence[str] = (),
         columns: Sequence[str] = (),
         names: Mapping[str, str] | None = None,
-        missing: Literal["null", "error", "wait"] | None = None,
+        missing: Missing | Literal["null", "error", "wait"] | None = None,
         version: str | None = None,
     ) -> StatelessInputs[Rows, Made]:
         """Add columns of a table to each main row.
@@ -501,6 +510,21 @@ class StatelessInputs(Generic[Rows, Made]):
             reporter=self.sides._metrics_reporter({}, name),
         )
         return self.sides.make_rows(map_batches(self.sides.main, joiner, made))
+
+
+def _union_control(
+    main: StreamPlan, join: SideJoin, streams: Mapping[str, StreamPlan], tables: Mapping[str, Table]
+) -> StreamPlan:
+    """Return the main stream in union with the control of its tables, and ticks."""
+    stores = {table.store.path: table.store for table in tables.values()}
+    extra = [store.version_source(main.spark) for store in stores.values()]
+    candidates = [join.limit(one) for one in join.inputs]
+    candidates += [one.idle_after for one in (main, *streams.values())]
+    limits = [one for one in candidates if one is not None]
+    if streams or limits:  # even without a limit: setting one later must not add a source
+        seconds = tick_seconds(min(limits)) if limits else 0.0
+        extra.append(tick_source_plan(main.spark, TickPlan(seconds=seconds, due=0)))
+    return main.union(*extra)
 
 
 def _describe_table(name: str, table: Table) -> str:

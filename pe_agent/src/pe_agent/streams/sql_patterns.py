@@ -12,8 +12,8 @@ from pe_agent.cep.discovery.discoverer import (
     PatternProcessorDiscoverer,
     PatternProcessorDiscovererFactory,
 )
+from pe_agent.cep.pattern_plan import Functions
 from pe_agent.datasource.schemas import spark_to_arrow
-from pe_agent.streams.pattern_stream import Functions, pattern, pattern_processors
 from pe_agent.streams.stream import Stream
 from streambroker_core.cep.engine.outputs import MatchedEvents
 from streambroker_core.cep.operator import MatchFunction
@@ -40,7 +40,7 @@ def sql(
     | None = None,
     *,
     watermark: Duration | None = None,
-    control: str | Path | None = None,
+    control_file: str | Path | None = None,
     functions: Functions | None = None,
     **settings: Any,
 ) -> Stream:
@@ -53,13 +53,13 @@ def sql(
         tables: streams by the names that the text may use.
         factories: discoverers, or their factories, by the names that the text may use.
         watermark: how much later rows may arrive, if the stream has no watermark.
-        control: as for `pattern_processors`; a dynamic statement needs it.
+        control_file: as for `Stream.match_rules`; a dynamic statement needs it.
         functions: what rules may name.
-        settings: ``name`` and ``buckets``; of a dynamic statement all of `pattern_processors`.
+        settings: ``name`` and ``options``; of a dynamic statement all of `Stream.match_rules`.
 
     Returns:
         The columns that the text selects, a row for each match. For a dynamic statement the matches
-        of `pattern_processors`: a `PatternStream`.
+        of `Stream.match_rules`: a `PatternStream`.
 
     Raises:
         RowPatternError: it cannot be read, is outside of the subset, or names something unknown.
@@ -79,15 +79,16 @@ def sql(
         "key": query.key,
         "event_time": order,
         "tie_break": next(iter(more), None),
-        "watermark": watermark,
     }
+    if watermark is not None:
+        stream = stream.with_watermark(order, watermark)
     if isinstance(query, DynamicRowPattern):
-        return _run_dynamic(query, stream, factories or {}, fitted, control, functions)
+        return _run_dynamic(query, stream, factories or {}, fitted, control_file, functions)
     function = _match_function(query, spark_to_arrow(stream.schema()))
     rule = PatternProcessor(id=query.table, version=1, pattern=query.pattern, function=ROWS)
     named = {**(functions or {}), ROWS: function}
-    made = pattern(stream, rule, functions=named, timeouts=False, **fitted)
-    return made[ROWS].select(*(query.columns or function.schema.names))
+    made = stream.match(rule, functions=named, timeouts=False, **fitted)
+    return made.outputs[ROWS].select(*(query.columns or function.schema.names))
 
 
 def _run_dynamic(
@@ -95,20 +96,20 @@ def _run_dynamic(
     stream: Stream,
     factories: Mapping[str, Any],
     settings: dict[str, Any],
-    control: str | Path | None,
+    control_file: str | Path | None,
     functions: Functions | None,
 ) -> Stream:
-    if control is None:
+    if control_file is None:
         raise AlignedError(
-            "MATCH_RECOGNIZE_DYNAMIC without control=: name the file through which rules reach"
+            "MATCH_RECOGNIZE_DYNAMIC without control_file=: name the file through which rules reach"
             " the query."
         )
-    made = pattern_processors(
-        stream, factories[statement.factory], control=control, functions=functions, **settings
+    made = stream.match_rules(
+        factories[statement.factory], control_file=control_file, functions=functions, **settings
     )
     unknown = [name for name in statement.columns if name not in made.schema().names]
     if unknown:
-        made.processors.close()
+        made.rules.close()
         raise AlignedError(
             f"SELECT names {unknown[0]}, and the columns of matches are"
             f" {', '.join(made.schema().names)}."

@@ -1,13 +1,13 @@
 """A streaming DataFrame with control tuples in it that no Spark operation can lose.
 
->>> stream = pe.aligned(frame).key_by("symbol")  # doctest: +SKIP
->>> alerts = stream.where("price > 0").control_aware(Multiply)  # doctest: +SKIP
+>>> stream = pe.stream(frame).key_by("symbol")  # doctest: +SKIP
+>>> alerts = stream.where("price > 0").apply(Multiply)  # doctest: +SKIP
 >>> alerts.publish("alerts", checkpoint="…")  # doctest: +SKIP
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pe_agent.aligned import row_steps
 from pe_agent.aligned.control_source import ControlFileSource, control_source_plan
 from pe_agent.aligned.data import OutputFrame
-from pe_agent.aligned.operator_plan import DEFAULT_BUCKETS, OperatorFactory, plan_operator
+from pe_agent.aligned.operator_plan import OperatorFactory, plan_operator
+from pe_agent.aligned.options import OperatorOptions
 from pe_agent.aligned.plan import OperatorNode, StreamPlan, plan_of
 from pe_agent.aligned.runtime.unpacker import BatchFunction
 from pe_agent.aligned.sinks import sink_for_outputs, sink_for_rows
@@ -23,8 +24,8 @@ from pe_agent.datasource.schemas import Columns
 from pe_agent.job.publish import QueryStart, export_spec, start_query
 from pe_agent.log.control_file import read_log_id
 from pe_agent.spark.query_failure import with_cause_first
+from pe_agent.streams import old_methods
 from pe_agent.streams.side_inputs import SideInputs
-from streambroker_core.control.tuples import Limits
 from streambroker_core.errors import AlignedError
 from streambroker_core.model.durations import Duration
 
@@ -32,19 +33,24 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
+    from typing_extensions import Unpack
 
-    from pe_agent.cep.query_rules import Processors
+    from pe_agent.cep.discovery.manager import OutcomeListener
+    from pe_agent.cep.key_selectors import Key
+    from pe_agent.cep.pattern_plan import MatchSettings, RuleSource
+    from pe_agent.cep.query_rules import QueryRules
     from pe_agent.job.context import Job
     from pe_agent.streams.side_input import Given
+    from streambroker_core.cep.pattern.pattern import Pattern
+    from streambroker_core.cep.pattern.rule import PatternProcessor
 
 
 @dataclass(frozen=True)
 class Stream:
     """A stream of rows and control tuples.
 
-    Made by ``PE.subscribe`` with ``control``, ``PE.aligned``, ``aligned.stream`` and
-    ``aligned.control_stream``; each method returns a new one. Control tuples bypass or pass
-    through every method, and stay in their window.
+    Made by ``PE.subscribe_stream``, ``PE.stream``, ``stream`` and ``control_stream``; each method
+    returns a new one. Control tuples bypass or pass through every method, and stay in their window.
     """
 
     plan: StreamPlan
@@ -83,6 +89,8 @@ class Stream:
         """
         return Stream(row_steps.with_columns(self.plan, made))
 
+    withColumns = with_columns  # noqa: N815 - Spark's name
+
     def map_batches(self, function: BatchFunction, schema: Columns | None = None) -> Stream:
         """Call a function on Arrow batches of rows; control keeps its position between them.
 
@@ -94,11 +102,11 @@ class Stream:
 
     @property
     def has_control_log(self) -> bool:
-        """Whether the stream carries the tuples of ``PE.send_control``."""
+        """Whether the stream carries the tuples of ``PE.operators.send``."""
         return self.plan.carrier is not None
 
     def without_control_log(self) -> Stream:
-        """Return the stream of an import without tuples of ``PE.send_control``.
+        """Return the stream of an import without tuples of ``PE.operators.send``.
 
         Raises:
             AlignedError: the import is already open with them.
@@ -115,7 +123,7 @@ class Stream:
         """
         return Stream(self.plan.union(*(one.plan for one in others)))
 
-    def through(
+    def transform(
         self, function: Callable[[DataFrame], DataFrame], *, immediate: str = "end"
     ) -> Stream:
         """Call a function on the rows as a DataFrame; control bypasses it and rejoins its window.
@@ -132,7 +140,7 @@ class Stream:
             AlignedError: the function returns no streaming DataFrame, or one with a reserved
                 column.
         """
-        return Stream(row_steps.through(self.plan, function, immediate))
+        return Stream(row_steps.transform(self.plan, function, immediate))
 
     # -- operators ---------------------------------------------------------------------------
 
@@ -163,12 +171,104 @@ class Stream:
         """
         return Stream(row_steps.with_watermark(self.plan, column, delay, idle))
 
-    def control_aware(self, operator: Callable[[], Any], **settings: Any) -> OperatorStream:
-        """Run an operator with one input on this stream; see ``aligned.control_aware``."""
-        return control_aware(operator, self, **settings)
+    withWatermark = with_watermark  # noqa: N815 - Spark's name
 
-    def with_side_inputs(self, **inputs: Given) -> SideInputs[Stream, OperatorStream]:
-        """Join rows with other streams and tables; see ``pe_agent.side``.
+    def apply(
+        self,
+        operator: OperatorFactory,
+        *,
+        name: str | None = None,
+        schema: Columns | None = None,
+        schemas: Mapping[str, Columns] | None = None,
+        options: OperatorOptions | None = None,
+    ) -> OperatorStream:
+        """Run an operator with one input, and return its first output; ``apply`` takes several.
+
+        Args:
+            operator: its class, or a function that makes one; called in each window and bucket.
+            name: name of the operator, unique in the query and fixed for a checkpoint; default is
+                the name of its class.
+            schema: columns of the first output; default is those of the stream.
+            schemas: columns of the outputs, by tag.
+            options: buckets, order, limits and reports.
+
+        Raises:
+            AlignedError, OperatorError: an argument does not fit; nothing was started.
+        """
+        return apply(operator, self, name=name, schema=schema, schemas=schemas, options=options)
+
+    def match(
+        self,
+        pattern: Pattern | PatternProcessor,
+        *,
+        name: str = "pattern",
+        timer: bool = True,
+        **settings: Unpack[MatchSettings],
+    ) -> PatternStream:
+        """Find a pattern that does not change; a checkpoint of another loses its partial matches.
+
+        Args:
+            pattern: a pattern, or a rule; without a key of its own. Its Python functions need not
+                be among ``functions``.
+            name: name of the operator; also the rule's id, if a pattern is passed.
+            timer: in processing time windows end by themselves, which takes one more source. Fixed
+                for a checkpoint; False for one of an earlier release, which lacks that source.
+            settings: ``key``, ``event_time``, ``tie_break``, ``functions``, ``push_down``,
+                ``timeouts`` and ``options``, as `MatchSettings` describes them.
+
+        Raises:
+            AlignedError: an argument does not fit; nothing was started.
+        """
+        from pe_agent.cep.pattern_plan import plan_match
+
+        return PatternStream(*plan_match(self.plan, pattern, settings, name=name, timer=timer))
+
+    def match_rules(
+        self,
+        rules: RuleSource,
+        *,
+        control_file: str | Path | None = None,
+        selectors: Iterable[Key] = (),
+        name: str = "patterns",
+        on_outcomes: OutcomeListener | None = None,
+        **settings: Unpack[MatchSettings],
+    ) -> PatternStream:
+        """Find the patterns of rules that change while the query runs.
+
+        The rules found now apply before the first row. A change applies in all partitions from the
+        same window on.
+
+        Args:
+            rules: a discoverer or its factory; it is closed with the query. A list of rules or of
+                their documents stays unchanged while the query runs.
+            control_file: file through which rules reach the query. It belongs to the query's
+                checkpoint: keep both, or neither. None for a file in the directory of the stream's
+                PE, by ``name``.
+            selectors: keys that rules may have as well as ``key``. Rows are copied for each key.
+            name: name of the operator, unique in the query and fixed for a checkpoint.
+            on_outcomes: receives the outcome of each rule; the updater gets its errors.
+            settings: as for `match`.
+
+        Raises:
+            AlignedError: an argument does not fit; nothing was started.
+            DiscoveryError: the first rules cannot be read, and none were sent before.
+        """
+        from pe_agent.cep.pattern_plan import plan_match_rules
+
+        return PatternStream(
+            *plan_match_rules(
+                self.plan,
+                rules,
+                settings,
+                control_file=control_file,
+                selectors=selectors,
+                name=name,
+                on_outcomes=on_outcomes,
+            )
+        )
+
+    def join_side(self, **inputs: Given) -> SideInputs[Stream, OperatorStream]:
+        """Join rows with other streams and tables; see ``streambroker.side``.
 
         Args:
             inputs: side inputs by the names that functions use, made by ``side_map`` and similar
@@ -177,6 +277,10 @@ class Stream:
         return SideInputs(
             main=self.plan, sources=inputs, make_rows=Stream, make_operator=OperatorStream
         )
+
+    control_aware = old_methods.control_aware_method
+    through = old_methods.through
+    with_side_inputs = old_methods.with_side_inputs
 
     # -- ends --------------------------------------------------------------------------------
 
@@ -239,27 +343,57 @@ class Stream:
         raise AttributeError(
             f"a stream with control tuples has no {name}: Spark would lose, double or reorder"
             " them there. Use where, select, with_columns, map_batches, union or an operator; or"
-            " through(lambda frame: …) for the rows alone, or to_df() to drop control tuples."
+            " transform(lambda frame: …) for the rows alone, or to_df() to drop control tuples."
         )
 
 
-@dataclass(frozen=True)
-class OperatorStream(Stream):
-    """The first output of an operator; index by tag for the others: ``stream["errors"]``."""
+class Outputs(Mapping[str, Stream]):
+    """The outputs of an operator as streams, by tag."""
 
-    def __getitem__(self, output: str) -> Stream:
+    def __init__(self, plan: StreamPlan, node: OperatorNode) -> None:
+        self._plan, self._node = plan, node
+
+    def __getitem__(self, tag: str) -> Stream:
         """Return an output.
 
         Raises:
             AlignedError: there is no output of that name.
         """
-        node = self.node()
-        if output not in node.schemas:
+        schemas = self._node.schemas
+        if tag not in schemas:
             raise AlignedError(
-                f"operator {node.name} has no output {output}; it has {', '.join(node.schemas)}."
+                f"operator {self._node.name} has no output {tag}; it has {', '.join(schemas)}."
             )
-        data = OutputFrame(frame=node.frame, output=output, columns=node.schemas[output])
-        return Stream(replace(self.plan, data=data))
+        data = OutputFrame(frame=self._node.frame, output=tag, columns=schemas[tag])
+        return Stream(replace(self._plan, data=data))
+
+    def __contains__(self, tag: object) -> bool:
+        return tag in self._node.schemas
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._node.schemas)
+
+    def __len__(self) -> int:
+        return len(self._node.schemas)
+
+    def __repr__(self) -> str:
+        return f"Outputs({', '.join(self)})"
+
+
+@dataclass(frozen=True)
+class OperatorStream(Stream):
+    """The first output of an operator; the others are in ``outputs``."""
+
+    @property
+    def outputs(self) -> Outputs:
+        """All outputs of the operator by tag, for instance ``outputs["errors"]``.
+
+        Raises:
+            AlignedError: another step follows the operator.
+        """
+        return Outputs(self.plan, self.node())
+
+    __getitem__ = old_methods.output
 
     def publish_outputs(
         self,
@@ -291,7 +425,7 @@ class OperatorStream(Stream):
         """
         node, export_properties = self.node(), dict(properties or {})
         for output in ports:
-            self[output]
+            self.outputs[output]
         unpublished = [output for output in export_properties if output not in ports]
         if unpublished:
             raise AlignedError(
@@ -311,9 +445,9 @@ class OperatorStream(Stream):
         start = QueryStart(checkpoint, trigger, query_name)
         return start_query(job, frame, sink, start, redeclare=redeclare)
 
-    def for_each_window(
+    def foreach_batch(
         self,
-        function: Callable[[int, dict[str, DataFrame]], None],
+        function: Callable[[dict[str, DataFrame], int], None],
         *,
         checkpoint: str | Path,
         again: bool = False,
@@ -323,9 +457,9 @@ class OperatorStream(Stream):
         """Call a function in the driver for each window, with the rows of all outputs.
 
         Args:
-            function: takes the window's number and a DataFrame of each output by tag. After a crash
-                it is called again for the last window, with the same rows: key its side effects by
-                window number or by identity.
+            function: takes a DataFrame of each output by tag, and the window's number. After a
+                crash it is called again for the last window, with the same rows: key its side
+                effects by window number or by identity.
             checkpoint: directory of the query's checkpoint.
             again: the operators may run in another query as well.
             trigger: as for ``DataStreamWriter.trigger``.
@@ -345,13 +479,15 @@ class OperatorStream(Stream):
                     tag: OutputFrame(frame=frame, output=tag, columns=columns).without_control()
                     for tag, columns in schemas.items()
                 }
-                function(window, outputs)
+                function(outputs, window)
             finally:
                 frame.unpersist()
 
         writer = node.frame.writeStream.foreachBatch(call)
         start = QueryStart(checkpoint, trigger, query_name)
         return with_cause_first(start.configure(writer).start())
+
+    for_each_window = old_methods.for_each_window
 
     def node(self) -> OperatorNode:
         """Return the operator; raise AlignedError if another step follows it."""
@@ -363,29 +499,25 @@ class OperatorStream(Stream):
 
 @dataclass(frozen=True)
 class PatternStream(OperatorStream):
-    """Matches; by tag ``timeouts``, ``late``, ``errors`` and an output for each function.
+    """Matches; in ``outputs`` ``timeouts``, ``late``, ``errors`` and one for each function.
 
     Attributes:
-        processors: the rules, kept in the driver.
+        rules: the rules, kept in the driver.
     """
 
-    processors: Processors
+    rules: QueryRules
+
+    processors = old_methods.processors
 
 
-def control_aware(
+def apply(
     operator: OperatorFactory,
     inputs: Stream | Mapping[str, Stream],
     *,
     name: str | None = None,
     schema: Columns | None = None,
     schemas: Mapping[str, Columns] | None = None,
-    buckets: int = DEFAULT_BUCKETS,
-    order_by: str | None = None,
-    null_keys: bool = False,
-    limits: Limits | None = None,
-    report: str | None = None,
-    counts: str | None = None,
-    on_invalid: str = "fail",
+    options: OperatorOptions | None = None,
 ) -> OperatorStream:
     """Run an operator on streams.
 
@@ -396,20 +528,10 @@ def control_aware(
             name of its class.
         schema: columns of the first output; default is those of the only input.
         schemas: columns of the outputs, by tag.
-        buckets: number of buckets; fixed for a checkpoint.
-        order_by: column by which the rows of all inputs are merged; None for input after input.
-        null_keys: send rows with a null in their key to bucket 0; otherwise they are refused.
-        limits: limits of control tuples in one window.
-        report: tag of one more output, with a row for each control tuple that was delivered.
-        counts: tag of one more output, with a row for each bucket, window and delivery: the numbers
-            of control tuples received, dropped as copies, delivered, emitted and waiting. A row
-            without a delivery counts rows.
-        on_invalid: what happens to a control tuple that the operator cannot receive, because a
-            strict operator does not know its type, or because of its payload or address:
-            ``fail`` fails the window, ``pass`` forwards the tuple with a warning in the log.
+        options: buckets, order, limits and reports.
 
     Returns:
-        The first output; the others by tag.
+        The first output; the others are in ``outputs``.
 
     Raises:
         AlignedError, OperatorError: an argument does not fit; nothing was started.
@@ -420,20 +542,7 @@ def control_aware(
         else {port: one.plan for port, one in inputs.items()}
     )
     return OperatorStream(
-        plan_operator(
-            operator,
-            plans,
-            name=name,
-            schema=schema,
-            schemas=schemas,
-            buckets=buckets,
-            order_by=order_by,
-            null_keys=null_keys,
-            limits=limits,
-            report=report,
-            counts=counts,
-            on_invalid=on_invalid,
-        )
+        plan_operator(operator, plans, name=name, schema=schema, schemas=schemas, options=options)
     )
 
 

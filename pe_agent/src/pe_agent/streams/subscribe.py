@@ -1,101 +1,53 @@
-"""Importing: the declaration of an import by ``subscribe``, and the frame or stream it opens."""
+"""Importing: the declaration of an import, and the frame or stream that it opens."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pe_agent.datasource.options import SOURCE_FIELD, fetch_schema
 from pe_agent.datasource.schemas import Columns, as_ddl
+from pe_agent.job.arguments import ArgumentError, OnCongestion, StartAt, check_keywords
 from pe_agent.job.expression_errors import mark_expression_errors
-from pe_agent.job.publish import ArgumentError
 from pe_agent.spark.session import active_session
 from streambroker_core.control.tuples.payloads import type_name
+from streambroker_core.deprecation import warn_deprecated
 from streambroker_core.expression import parse
 from streambroker_core.model.schema import Schema, parse_ddl, to_ddl, to_items
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from typing_extensions import Unpack
 
     from pe_agent.job.context import Job, JobContext
     from pe_agent.streams.stream import Stream
 
 
-@overload
-def subscribe(
-    pe: Job,
-    port: str,
-    subscription: str | None = None,
-    *,
-    streams: Sequence[Mapping[str, str]] | None = None,
-    application_name: str | None = None,
-    stream_id: str | None = None,
-    application_scope: str | None = None,
-    filter: str | None = None,
-    start: str | None = None,
-    on_congestion: str | None = None,
-    schema: Columns | None = None,
-    columns: Sequence[str] | None = None,
-    source: bool = False,
-    control: Literal[False] = False,
-    redeclare: bool = False,
-    max_bytes_per_batch: int | None = None,
-    fail_on_data_loss: bool = True,
-    stop_at_end: bool = False,
-) -> DataFrame: ...
+class ImportSettings(TypedDict, total=False):
+    """Settings of an import; those of the resource declare it where it does not exist."""
 
-
-@overload
-def subscribe(
-    pe: Job,
-    port: str,
-    subscription: str | None = None,
-    *,
-    streams: Sequence[Mapping[str, str]] | None = None,
-    application_name: str | None = None,
-    stream_id: str | None = None,
-    application_scope: str | None = None,
-    filter: str | None = None,
-    start: str | None = None,
-    on_congestion: str | None = None,
-    schema: Columns | None = None,
-    columns: Sequence[str] | None = None,
-    source: bool = False,
-    control: Literal[True],
-    control_log: bool = True,
-    mergeable: Sequence[type] = (),
-    redeclare: bool = False,
-    max_bytes_per_batch: int | None = None,
-    fail_on_data_loss: bool = True,
-    stop_at_end: bool = False,
-) -> Stream: ...
+    streams: Sequence[Mapping[str, str]] | None
+    application_name: str | None
+    stream_id: str | None
+    application_scope: str | None
+    filter: str | None
+    start: StartAt | str | None
+    on_congestion: OnCongestion | str | None
+    schema: Columns | None
+    columns: Sequence[str] | None
+    source: bool
+    redeclare: bool
+    max_bytes_per_batch: int | None
+    fail_on_data_loss: bool
+    stop_at_end: bool
 
 
 def subscribe(
-    pe: Job,
-    port: str,
-    subscription: str | None = None,
-    *,
-    streams: Sequence[Mapping[str, str]] | None = None,
-    application_name: str | None = None,
-    stream_id: str | None = None,
-    application_scope: str | None = None,
-    filter: str | None = None,  # noqa: A002 - the word of the API
-    start: str | None = None,
-    on_congestion: str | None = None,
-    schema: Columns | None = None,
-    columns: Sequence[str] | None = None,
-    source: bool = False,
-    control: bool = False,
-    control_log: bool = True,
-    mergeable: Sequence[type] = (),
-    redeclare: bool = False,
-    max_bytes_per_batch: int | None = None,
-    fail_on_data_loss: bool = True,
-    stop_at_end: bool = False,
-) -> DataFrame | Stream:
-    """Import streams as a streaming DataFrame, or with ``control`` as a stream for operators.
+    pe: Job, port: str, subscription: str | None = None, **settings: Unpack[ImportSettings]
+) -> DataFrame:
+    """Import streams as a streaming DataFrame.
 
     Without a subscription, names or other settings the port attaches to the existing Import.
     Settings declare an Import only if none exists; ``redeclare`` overwrites it.
@@ -104,69 +56,122 @@ def subscribe(
         pe: PE of the import.
         port: name of the import port.
         subscription: expression over the properties of exports.
-        streams: imports by name, ``[{"applicationName": …, "streamId": …}]``.
-        application_name: with ``stream_id``, narrows an import by name.
-        stream_id: import by this name; excludes ``subscription`` and ``streams``.
-        application_scope: scope of the exporters to match.
-        filter: expression over the columns of a row, evaluated at the exporter.
-        start: ``latest`` or ``earliest``, for exports never read before.
-        on_congestion: ``inherit``, or ``drop`` to volunteer.
-        schema: columns as DDL, StructType or Arrow schema; default is those of the first match,
-            which is waited for up to 60 s.
-        columns: only these columns.
-        source: add the column ``_source`` (job, port, stream, epoch).
-        control: also receive control tuples; the filter does not apply to them.
-        control_log: with ``control``, whether this import carries tuples of ``send_control``. Of
-            several imports of a query the first that may carries them.
-        mergeable: with ``control``, types of tuples of which only the last one counts, and that end
-            no batch.
-        redeclare: overwrite the Import that exists.
-        max_bytes_per_batch: maximum bytes of a micro-batch; a single epoch may exceed it.
-        fail_on_data_loss: stop at unexpected data loss; else the loss is counted.
-        stop_at_end: end the query when all exports have ended and everything is read.
+        settings: keyword arguments:
+
+            - ``streams``: imports by name, ``[{"applicationName": …, "streamId": …}]``.
+            - ``application_name``: with ``stream_id``, narrows an import by name.
+            - ``stream_id``: import by this name; excludes ``subscription`` and ``streams``.
+            - ``application_scope``: scope of the exporters to match.
+            - ``filter``: expression over the columns of a row, evaluated at the exporter.
+            - ``start``: ``latest`` or ``earliest``, for exports never read before.
+            - ``on_congestion``: ``inherit``, or ``drop`` to volunteer.
+            - ``schema``: columns as DDL, StructType or Arrow schema; default is those of the first
+              match, which is waited for up to 60 s.
+            - ``columns``: only these columns.
+            - ``source``: add the column ``_source`` (job, port, stream, epoch).
+            - ``redeclare``: overwrite the Import that exists.
+            - ``max_bytes_per_batch``: maximum bytes of a micro-batch; a single epoch may exceed it.
+            - ``fail_on_data_loss``: stop at unexpected data loss (default); else it is counted.
+            - ``stop_at_end``: end the query when all exports have ended and everything is read.
 
     Raises:
         ArgumentError, SubscriptionError, FilterError, SchemaError: nothing was declared.
         SchemaUnknownError: no ``schema`` and no match in time.
     """
-    spec = _import_spec(port, subscription, streams, application_name, stream_id, filter)
-    settings = {
-        "applicationScope": application_scope,
-        "start": start,
-        "onCongestion": on_congestion,
-    }
-    spec.update({k: v for k, v in settings.items() if v is not None})
-    declared_ddl = None if schema is None else as_ddl(schema)
-    if declared_ddl is not None:
-        spec["schema"] = to_items(_select_columns(parse_ddl(declared_ddl), columns))
-    job = pe.context
-    job.declare("import", port, spec, redeclare=redeclare)
-    job.add_import(port)
-    ddl = to_ddl(_select_columns(parse_ddl(declared_ddl or fetch_schema(job.agent, port)), columns))
-    options = {
-        "import": port,
-        "source": str(source).lower(),
-        "failOnDataLoss": str(fail_on_data_loss).lower(),
-        "stopAtEnd": str(stop_at_end).lower(),
-    }
-    if max_bytes_per_batch is not None:
-        options["maxBytesPerBatch"] = str(max_bytes_per_batch)
-    if not control:
-        return _load_frame(job, options, f"{ddl}, {SOURCE_FIELD}" if source else ddl)
+    old: dict[str, Any] = settings  # type: ignore[assignment]
+    if "control" in old:
+        warn_deprecated("subscribe(control=)", "subscribe_stream()")
+    if old.pop("control", False):
+        stream: Any = subscribe_stream(pe, port, subscription, **old)
+        return stream  # type: ignore[no-any-return]
+    opened = _Opened.declare(pe.context, "subscribe", port, subscription, settings)
+    return _load_frame(pe.context, opened.options, opened.schema())
+
+
+def subscribe_stream(
+    pe: Job,
+    port: str,
+    subscription: str | None = None,
+    *,
+    mergeable: Sequence[type] = (),
+    control_log: bool = True,
+    **settings: Unpack[ImportSettings],
+) -> Stream:
+    """Import streams with their control tuples, as a stream for operators.
+
+    Args:
+        pe: PE of the import.
+        port: name of the import port.
+        subscription: expression over the properties of exports.
+        mergeable: types of tuples of which only the last one counts, and that end no batch.
+        control_log: whether this import carries tuples of ``pe.operators.send``. Of several imports
+            of a query the first that may carries them.
+        settings: as for ``subscribe``; the filter does not apply to control tuples.
+
+    Raises:
+        ArgumentError, SubscriptionError, FilterError, SchemaError: nothing was declared.
+        SchemaUnknownError: no ``schema`` and no match in time.
+    """
     from pe_agent.aligned.import_frame import Import, ImportFrame
     from pe_agent.aligned.plan import StreamPlan
     from pe_agent.streams.stream import Stream
 
-    options |= {"control": "true", "mergeable": ",".join(map(type_name, mergeable))}
+    job = pe.context
+    made = _Opened.declare(job, "subscribe_stream", port, subscription, settings)
+    options = {
+        **made.options,
+        "control": "true",
+        "mergeable": ",".join(map(type_name, mergeable)),
+    }
     opened = Import(
         port=port,
-        ddl=ddl,
-        source=source,
+        ddl=made.ddl,
+        source=made.source,
         load=lambda more: _load_frame(job, {**options, **more}),
     )
     carrier = opened if control_log else None
     data = ImportFrame(imports=(opened,))
     return Stream(StreamPlan(spark=job.spark, job=job, data=data, carrier=carrier))
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A declared import: its columns, and options of the data source."""
+
+    ddl: str
+    source: bool
+    options: Mapping[str, str]
+
+    def schema(self) -> str:
+        return f"{self.ddl}, {SOURCE_FIELD}" if self.source else self.ddl
+
+    @classmethod
+    def declare(
+        cls,
+        job: JobContext,
+        method: str,
+        port: str,
+        subscription: str | None,
+        settings: ImportSettings,
+    ) -> _Opened:
+        check_keywords(method, settings, ImportSettings.__annotations__)
+        spec = _import_spec(port, subscription, settings)
+        schema, columns = settings.get("schema"), settings.get("columns")
+        declared_ddl = None if schema is None else as_ddl(schema)
+        if declared_ddl is not None:
+            spec["schema"] = to_items(_select_columns(parse_ddl(declared_ddl), columns))
+        job.declare("import", port, spec, redeclare=settings.get("redeclare", False))
+        job.add_import(port)
+        known = parse_ddl(declared_ddl or fetch_schema(job.agent, port))
+        options = {
+            "import": port,
+            "source": str(settings.get("source", False)).lower(),
+            "failOnDataLoss": str(settings.get("fail_on_data_loss", True)).lower(),
+            "stopAtEnd": str(settings.get("stop_at_end", False)).lower(),
+        }
+        if settings.get("max_bytes_per_batch") is not None:
+            options["maxBytesPerBatch"] = str(settings["max_bytes_per_batch"])
+        return cls(to_ddl(_select_columns(known, columns)), settings.get("source", False), options)
 
 
 def _load_frame(
@@ -180,14 +185,9 @@ def _load_frame(
         return reader.option("frame", secrets.token_hex(8)).load()
 
 
-def _import_spec(
-    port: str,
-    subscription: str | None,
-    streams: Sequence[Mapping[str, str]] | None,
-    application_name: str | None,
-    stream_id: str | None,
-    filter_: str | None,
-) -> dict[str, Any]:
+def _import_spec(port: str, subscription: str | None, settings: ImportSettings) -> dict[str, Any]:
+    streams, stream_id = settings.get("streams"), settings.get("stream_id")
+    application_name, filter_ = settings.get("application_name"), settings.get("filter")
     ways = {"subscription": subscription, "streams": streams, "stream_id": stream_id}
     chosen = [name for name, value in ways.items() if value is not None]
     if len(chosen) > 1:
@@ -212,7 +212,12 @@ def _import_spec(
         with mark_expression_errors({"filter": filter_}):
             parse(filter_, "filter")
         spec["filter"] = filter_
-    return spec
+    more = {
+        "applicationScope": settings.get("application_scope"),
+        "start": settings.get("start"),
+        "onCongestion": settings.get("on_congestion"),
+    }
+    return spec | {name: str(value) for name, value in more.items() if value is not None}
 
 
 def _select_columns(schema: Schema, columns: Sequence[str] | None) -> Schema:

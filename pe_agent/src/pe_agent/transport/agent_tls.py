@@ -105,7 +105,7 @@ class AgentTrust:
             )
             if self._pem is None:
                 raise TrustError(
-                    f"{problem}. Correct `agent_ca=` or {AGENT_CA_VARIABLE}."
+                    f"{problem}. Correct `AgentTls.ca` or {AGENT_CA_VARIABLE}."
                 ) from error
             log.warning(
                 "cannot reload trusted certificates, keeping the previous ones: %s", problem
@@ -144,13 +144,13 @@ class AgentTrust:
             if pem is None:
                 raise AgentUnreachableError(
                     f"the agent at {location} uses TLS, and no trusted certificates are"
-                    f" configured: give the CA's file with `agent_ca=` or {AGENT_CA_VARIABLE}."
+                    f" configured: give the CA's file with `AgentTls.ca` or {AGENT_CA_VARIABLE}."
                 )
             return pem
         if self.demands_tls():
             raise AgentUnreachableError(
                 f"the agent at {location} does not use TLS, but only agents with TLS are called"
-                f" here (`agent_ca=` or {AGENT_CA_VARIABLE} is set). Give that agent a"
+                f" here (`AgentTls.ca` or {AGENT_CA_VARIABLE} is set). Give that agent a"
                 f" certificate, or set {PLAIN_VARIABLE}=allow until all agents have one."
             )
         return None
@@ -212,12 +212,12 @@ def are_clients_required(setting: str | None, host: str, *, insecure: bool) -> b
     value = setting if setting is not None else os.environ.get(CLIENTS_VARIABLE) or None
     if value not in (None, ANY, REQUIRED):
         raise TrustError(
-            f"`agent_clients=` or {CLIENTS_VARIABLE} is {value!r}; it has to be"
+            f"`AgentTls.clients` or {CLIENTS_VARIABLE} is {value!r}; it has to be"
             f" `{REQUIRED}`, or `{ANY}`."
         )
     if value == ANY and not may_accept_any:
         raise NotSecuredError(
-            f"`agent_clients=` or {CLIENTS_VARIABLE} is `{ANY}`, and other machines can reach an"
+            f"`AgentTls.clients` or {CLIENTS_VARIABLE} is `{ANY}`, and other machines can reach an"
             f" agent at {host}. Leave the setting out, {_ALTERNATIVES}"
         )
     return value == REQUIRED or (value is None and not may_accept_any)
@@ -235,8 +235,8 @@ def check_secured(
     if not required or (certificate is not None and trust.anchors() is not None):
         return
     missing = (
-        "a certificate, its key and the CA of its callers (`agent_certificate=`, `agent_key=` and"
-        " `agent_ca=`, or --tls-cert, --tls-key and --agent-ca)"
+        "a certificate, its key and the CA of its callers (`AgentTls.certificate`, `AgentTls.key`"
+        " and `AgentTls.ca`, or --tls-cert, --tls-key and --agent-ca)"
     )
     if is_loopback(host):
         raise TrustError(
@@ -251,7 +251,7 @@ def check_secured(
 
 
 _ALTERNATIVES = (
-    "listen at 127.0.0.1, or accept the risk with `insecure=True`, --insecure or"
+    "listen at 127.0.0.1, or accept the risk with `AgentTls.insecure`, --insecure or"
     f" {INSECURE_VARIABLE}=allow."
 )
 
@@ -279,8 +279,8 @@ def resolve_certificate(
             return None
     if chain is None or key is None:
         raise TrustError(
-            "an agent needs a certificate and its key: give both `agent_certificate=` and"
-            f" `agent_key=`, or both {CERTIFICATE_VARIABLE} and {KEY_VARIABLE}."
+            "an agent needs a certificate and its key: give both `AgentTls.certificate` and"
+            f" `AgentTls.key`, or both {CERTIFICATE_VARIABLE} and {KEY_VARIABLE}."
         )
     return AgentCertificate(chain=Path(chain).absolute(), key=Path(key).absolute())
 

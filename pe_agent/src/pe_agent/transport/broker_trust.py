@@ -56,7 +56,7 @@ class BrokerTrust:
             reason = "it is not PEM" if isinstance(error, ssl.SSLError) else error.strerror
             problem = f"the file {self.path} of certificates to trust cannot be used: {reason}"
             if self._context is None:
-                raise TrustError(f"{problem}. Correct `broker_ca=` or {VARIABLE}.") from error
+                raise TrustError(f"{problem}. Correct `BrokerAuth.ca` or {VARIABLE}.") from error
             log.warning(
                 "cannot reload trusted certificates, keeping the previous ones: %s", problem
             )
@@ -83,7 +83,7 @@ def remedy(error: Exception, url: str) -> str:
         if error.verify_code in _NAME_MISMATCH_CODES:
             return "Its certificate is for another name: use one of the names in it."
         return (
-            "Its certificate is not signed by a trusted CA: give the CA's file with `broker_ca=`"
+            "Its certificate is not signed by a trusted CA: give the CA's file with `BrokerAuth.ca`"
             f" or {VARIABLE}."
         )
     if isinstance(error, ssl.SSLError):

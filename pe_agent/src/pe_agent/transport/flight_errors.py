@@ -88,12 +88,12 @@ def _remedy(location: str, text: str) -> str:
     if "certificate verify failed" in text:
         return (
             ". Its certificate has expired, or is not signed by a trusted CA: give the CA's file"
-            f" with `agent_ca=` or {AGENT_CA_VARIABLE}."
+            f" with `AgentTls.ca` or {AGENT_CA_VARIABLE}."
         )
     if "Socket closed" in text:  # gRPC's only hint that the caller's certificate is missing
         return (
             ". If it requires certificates of its callers, present one of its CA:"
-            f" `agent_certificate=` and `agent_key=`, or {CERTIFICATE_VARIABLE} and"
+            f" `AgentTls.certificate` and `AgentTls.key`, or {CERTIFICATE_VARIABLE} and"
             f" {KEY_VARIABLE}; also on executors."
         )
     return ""

@@ -82,7 +82,7 @@ def resolve_token(token: str | None, file: str | Path | None) -> Token:
         TokenError: both are passed, the file cannot be read, or the token is malformed.
     """
     if token is not None and file is not None:
-        raise TokenError("token and token_file exclude each other; give one of them.")
+        raise TokenError("token and token_file exclude each other; pass one of them.")
     if file is not None:
         return Token(path=Path(file).absolute()).check()
     return Token(token if token is not None else os.environ.get(VARIABLE) or None).check()

@@ -167,7 +167,7 @@ def test_windows_that_are_open_are_not_read_by_those_that_need_them_not() -> Non
     made.advance(0)
     made.process("main", batch_of([{"id": "m", "t": 30, "n": 0}], MAIN))
     made.end_window()
-    figures, changes = made.figures(), made.snapshot()
+    figures, changes = made.metrics(), made.snapshot()
 
     assert figures["waiting_rows"] == 51
     assert (figures["waiting_since"], made.held_at(), made.wake_at()) == (0, 0, 999_999)

@@ -104,7 +104,7 @@ def test_a_stall_says_who_waits_for_what_and_since_when() -> None:
         "3 rows wait for side input `rates`, window 1970-01-01T00:00:00Z to 1970-01-01T01:00:00Z"
         " (rows wait for the first data); the first for 90 s."
     ]
-    figures = runner.run.ended[0].figures()
+    figures = runner.run.ended[0].metrics()
     assert figures["waiting_since"] == 100_000_000
     assert figures["waiting_bytes"] > 0
 
@@ -112,9 +112,9 @@ def test_a_stall_says_who_waits_for_what_and_since_when() -> None:
 def test_figures_tell_values_bytes_and_the_version_with_its_age() -> None:
     runner = Runner(lambda: SideOperator(joined(rates(ready="complete"))))
     runner.window([rate("EUR", 1.1), rate("USD", 1.0)], watermark=None, now=5)
-    assert runner.run.ended[0].figures()["inputs"]["rates"]["staged"] == 2
+    assert runner.run.ended[0].metrics()["inputs"]["rates"]["staged"] == 2
     runner.window([["complete", {"input": "rates", "version": "monday"}]], watermark=None, now=7)
-    figures = runner.run.ended[0].figures()["inputs"]["rates"]
+    figures = runner.run.ended[0].metrics()["inputs"]["rates"]
     assert figures["entries"] == 2
     assert figures["staged"] == 0
     assert figures["bytes"] > 0
@@ -137,7 +137,7 @@ def test_a_column_without_any_value_is_taken_for_the_type_that_is_defined() -> N
     batch = pa.record_batch([["EUR"], pa.nulls(1)], names=["currency", "rate"])
     assert select_columns("rates", batch, RATES).to_pylist() == [{"currency": "EUR", "rate": None}]
     runner.window([rate("EUR", None)], watermark=None, now=0)
-    assert runner.run.ended[0].figures()["inputs"]["rates"]["entries"] == 1
+    assert runner.run.ended[0].metrics()["inputs"]["rates"]["entries"] == 1
 
 
 def test_more_columns_and_another_order_of_them_do_no_harm() -> None:
@@ -146,7 +146,7 @@ def test_more_columns_and_another_order_of_them_do_no_harm() -> None:
     operator.begin_window()
     batch = pa.record_batch([[7], [1.1], ["EUR"]], names=["more", "rate", "currency"])
     operator.process("rates", batch)
-    assert operator.figures()["inputs"]["rates"]["entries"] == 1
+    assert operator.metrics()["inputs"]["rates"]["entries"] == 1
 
 
 def test_state_of_other_side_inputs_is_refused() -> None:
@@ -199,7 +199,7 @@ def test_state_is_taken_up_under_other_policies_and_that_of_before_forms_too() -
         operator.restore(1, state)
         operator.bind(_window(), Sink())
         operator.begin_window()
-        assert operator.figures()["inputs"]["rates"]["entries"] == 1
+        assert operator.metrics()["inputs"]["rates"]["entries"] == 1
 
 
 def test_control_of_others_goes_on() -> None:
@@ -387,7 +387,7 @@ def test_what_is_said_twice_is_heard_once() -> None:
     made.process("rates", batch_of([{"currency": "EUR", "rate": 1.1}], RATES))
     said = control_of(SideComplete(input="rates", whole=True))
     assert all(made.process_control(port, said) for port in ("rates", "main"))
-    assert made.figures()["inputs"]["rates"]["entries"] == 1
+    assert made.metrics()["inputs"]["rates"]["entries"] == 1
 
 
 def test_a_table_has_no_input_for_rows() -> None:

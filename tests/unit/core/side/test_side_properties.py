@@ -136,7 +136,7 @@ def compare(case: Case) -> None:
         assert sorted(r["id"] for r in found.out["late"]) == sorted(r["id"] for r in model.late)
         first = first or shown(found)
         assert shown(found) == first or not ordered
-        waiting = sum(one.figures()["waiting_rows"] for one in found.ended)
+        waiting = sum(one.metrics()["waiting_rows"] for one in found.ended)
         assert waiting == len(model.waiting)
 
 
@@ -272,4 +272,4 @@ def test_a_version_of_a_table_holds_from_its_place_on_however_rows_are_cut(case:
         found = run(case, pieces=pieces, buckets=buckets, twice=buckets == 1)
         rows = sorted((row["id"], row["v"], row["of"]) for row in found.out["out"])
         assert rows == expected, (pieces, buckets)
-        assert sum(one.figures()["waiting_rows"] for one in found.ended) == waiting
+        assert sum(one.metrics()["waiting_rows"] for one in found.ended) == waiting

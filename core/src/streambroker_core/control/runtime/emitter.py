@@ -4,7 +4,7 @@
   depend on the number of partitions.
 - An ``IMMEDIATE`` tuple takes the next number of its output, which is its position between the
   rows.
-- The position of any other tuple says when in the window it was emitted, comparably in every
+- The position of any other tuple is when in the window it was emitted, comparably in every
   bucket: see :class:`WindowPhase`.
 """
 

@@ -46,7 +46,7 @@ class AgentCommand:
     Attributes:
         id: 32 hexadecimal digits; repeated requests for one command have the same id.
         action: one of `ACTIONS`.
-        text: the action's body as JSON, carried as text whatever its nesting depth.
+        text: the action's body as JSON, carried as text of any nesting depth.
     """
 
     id: str

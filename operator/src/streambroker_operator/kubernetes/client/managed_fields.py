@@ -113,7 +113,7 @@ def fields_at(fields: Fields, path: Path) -> Fields | None:
 
 
 def paths(fields: Fields, path: Path = ()) -> Iterator[Path]:
-    """Yield the owned paths in order; a list is one path, whatever part of it is owned."""
+    """Yield the owned paths in order; a list is one path, also if only a part is owned."""
     names = sorted(key[2:] for key in fields if key.startswith("f:"))
     if not names and path:
         yield path

@@ -1,7 +1,7 @@
 """Snapshots of lists, so that a list does not change while it is read page by page.
 
 - The first page of a long list takes a snapshot: references to immutable items, not copies.
-- Further pages are read from the snapshot, whatever the broker changes meanwhile.
+- Further pages are read from the snapshot, unaffected by later changes.
 - Each reader keeps a few snapshots for a few minutes. If one has expired, the reader receives
   `ListExpired` and has to start again.
 """

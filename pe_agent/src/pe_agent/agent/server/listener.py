@@ -201,8 +201,8 @@ def load_chain(certificate: AgentCertificate) -> CertificateChain:
     except (OSError, ValueError) as error:  # ssl errors are OSErrors
         raise TrustError(
             f"{certificate.chain} and {certificate.key} are not a certificate of an agent with"
-            f" its key: {error}. Give both as PEM with `agent_certificate=` and `agent_key=`; the"
-            f" certificate has to contain the DNS name {AGENT_NAME}."
+            f" its key: {error}. Pass both as PEM with `AgentTls.certificate` and `AgentTls.key`;"
+            f" the certificate has to contain the DNS name {AGENT_NAME}."
         ) from error
     der = ssl.PEM_cert_to_DER_cert(_first_certificate(chain.decode("ascii")))
     return CertificateChain(

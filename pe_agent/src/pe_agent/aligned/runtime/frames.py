@@ -133,7 +133,7 @@ def decode_control(data: bytes) -> ControlTuple | list[progress_messages.Progres
     except (TypeError, ValueError) as error:
         raise ControlError(
             f"a control row contains no control tuple: {error}. Did a step in between change the"
-            f" column {CONTROL}? Let control bypass that step, with through()."
+            f" column {CONTROL}? Let control bypass that step, with transform()."
         ) from error
     if isinstance(decoded, list):
         return progress_messages.decode(data)

@@ -183,7 +183,7 @@ def immediate_error(control: ControlTuple, where: str) -> ControlError:
     return ControlError(
         f"control tuple {control.id} is IMMEDIATE and does not arrive in sequence with the rows"
         f" of {where}, so it has no position among them. Deliver it with BEGIN, END_WINDOW or"
-        " AT_TIME, or use through(…, immediate='end')."
+        " AT_TIME, or use transform(…, immediate='end')."
     )
 
 

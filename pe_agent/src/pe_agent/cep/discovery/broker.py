@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from pe_agent.cep.discovery.discoverer import DiscoveryError, Wanted
 from pe_agent.cep.discovery.manager import PatternProcessorManager
 from pe_agent.cep.rule_progress import RuleReport
+from pe_agent.job.arguments import seconds
 from pe_agent.transport.agent_client import send
 from streambroker_core.cep.rules.rule_set import UnreadableRule
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.model.durations import Duration
 from streambroker_core.wire.agent_rpc.job import CurrentRules, RulesLeave, RulesReport, RulesWanted
 
 if TYPE_CHECKING:
@@ -40,15 +42,15 @@ class BrokerDiscoverer:
             broker; None without a problem.
     """
 
-    def __init__(self, pe: Job, *, timeout: float = 30.0) -> None:
+    def __init__(self, pe: Job, *, timeout: Duration = 30.0) -> None:
         """Set the PE whose rules are fetched.
 
         Args:
-            pe: the PE, as `pe_agent.start` returns it.
-            timeout: seconds to wait for the first rules.
+            pe: the PE, as `start` returns it.
+            timeout: how long to wait for the first rules.
         """
         self._agent: Callable[[], AgentClient] = lambda: pe.context.agent
-        self._timeout = timeout
+        self._timeout = seconds(timeout, "timeout")
         self._name, self._query = secrets.token_hex(8), ""
         self._digest: str | None = None
         self._enable_counts: dict[str, int] = {}

@@ -15,7 +15,9 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from pe_agent.cep.discovery.manager import PatternProcessorManager
 from pe_agent.cep.rule_progress import RuleReport
+from pe_agent.job.arguments import seconds
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.model.durations import Duration
 
 log = logging.getLogger("pe_agent.cep")
 
@@ -113,18 +115,19 @@ class PeriodicPatternProcessorDiscoverer(ABC):
         problem: why the last poll failed; None if it did not.
     """
 
-    def __init__(self, interval: float = 10.0) -> None:
+    def __init__(self, interval: Duration = 10.0) -> None:
         """Set the interval.
 
         Args:
-            interval: seconds between two polls.
+            interval: a duration between two polls.
 
         Raises:
-            ValueError: it is not above 0.
+            ArgumentError: it is no duration.
+            ValueError: it is a number that is not above 0.
         """
-        if not interval > 0:
+        if isinstance(interval, int | float) and not interval > 0:
             raise ValueError(f"an interval of {interval} s: it has to be above 0")
-        self.interval = interval
+        self.interval = seconds(interval, "interval")
         self.problem: str | None = None
         self._error: Exception | None = None
         self._failures = 0

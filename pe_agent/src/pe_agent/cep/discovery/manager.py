@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pe_agent.cep.rule_progress import Listener, Progress, RuleReport, RuleReports
+from pe_agent.job.arguments import check_keywords
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.document import write_rule
 from streambroker_core.cep.rules.rule_set import (
@@ -16,6 +17,7 @@ from streambroker_core.cep.rules.rule_set import (
     UnreadableRule,
     describe_error,
 )
+from streambroker_core.deprecation import warn_deprecated
 
 Apply = Callable[[RuleSet], None]
 OutcomeListener = Callable[[Sequence[RuleUpdate]], None]
@@ -34,7 +36,8 @@ class PatternProcessorManager:
         *,
         context: RuleContext | None = None,
         rules: RuleSet | None = None,
-        tell: OutcomeListener | None = None,
+        on_outcomes: OutcomeListener | None = None,
+        **old: OutcomeListener | None,
     ) -> None:
         """Set up the manager.
 
@@ -43,9 +46,15 @@ class PatternProcessorManager:
                 are raised to the caller, and the set stays as before.
             context: the functions and columns that rules may refer to.
             rules: the initial set, for instance that of a checkpoint.
-            tell: receives the outcome of each rule of an update.
+            on_outcomes: receives the outcome of each rule of an update.
+            old: deprecated: ``tell``, the old name of ``on_outcomes``.
         """
-        self._apply, self._on_outcomes, self._context = apply, tell, context or RuleContext()
+        if "tell" in old:
+            warn_deprecated("PatternProcessorManager(tell=)", "on_outcomes=")
+            on_outcomes = old.pop("tell")
+        check_keywords("PatternProcessorManager", old, ("apply", "context", "rules", "on_outcomes"))
+        self._apply, self._on_outcomes = apply, on_outcomes
+        self._context = context or RuleContext()
         self._rules, self._listed_versions = rules or RuleSet(), frozenset[tuple[str, int]]()
         self._rule_reports, self._listeners = RuleReports(), list[Listener]()
         self._lock = threading.RLock()

@@ -18,6 +18,7 @@ from pe_agent.cep.discovery.http import HttpSource
 from pe_agent.cep.discovery.table import Connection, RuleFactory, TableSource
 from pe_agent.transport.broker_trust import BrokerTrust
 from pe_agent.transport.tokens import Token
+from streambroker_core.model.durations import Duration
 
 MAX_PAUSE_SECONDS = 300.0
 MAX_DOUBLINGS = 8
@@ -30,7 +31,7 @@ class PollingDiscoverer(PeriodicPatternProcessorDiscoverer):
     """
 
     def __init__(
-        self, source: RuleSource, interval: float = 10.0, *, backs_off: bool = False
+        self, source: RuleSource, interval: Duration = 10.0, *, backs_off: bool = False
     ) -> None:
         super().__init__(interval)
         self._source, self._backs_off = source, backs_off
@@ -64,12 +65,12 @@ class DirectoryDiscoverer(PollingDiscoverer):
     files under another name and rename them, so that none is read incomplete. YAML needs PyYAML.
     """
 
-    def __init__(self, path: str | Path, interval: float = 10.0) -> None:
+    def __init__(self, path: str | Path, interval: Duration = 10.0) -> None:
         """Set the directory.
 
         Args:
             path: the directory; names that begin with a dot are ignored.
-            interval: seconds between two polls.
+            interval: a duration between two polls.
         """
         super().__init__(DirectorySource(path), interval)
 
@@ -91,7 +92,7 @@ class TableDiscoverer(PollingDiscoverer):
         *,
         table: str = "pattern_processors",
         classes: Mapping[str, RuleFactory] | None = None,
-        interval: float = 10.0,
+        interval: Duration = 10.0,
     ) -> None:
         """Set the table.
 
@@ -99,7 +100,7 @@ class TableDiscoverer(PollingDiscoverer):
             connect: returns a new connection of any DB-API driver; see `sqlite_table`.
             table: its name, with its schema if it needs one.
             classes: classes that ``class_name`` may name; no others are used.
-            interval: seconds between two polls.
+            interval: a duration between two polls.
 
         Raises:
             ValueError: the name is not one of a table.
@@ -118,7 +119,7 @@ class HttpDiscoverer(PollingDiscoverer):
     def __init__(
         self,
         url: str,
-        interval: float = 10.0,
+        interval: Duration = 10.0,
         *,
         token: Token | None = None,
         trust: BrokerTrust | None = None,
@@ -127,7 +128,7 @@ class HttpDiscoverer(PollingDiscoverer):
 
         Args:
             url: ``http://`` or ``https://``; redirects are not followed.
-            interval: seconds between two polls.
+            interval: a duration between two polls.
             token: token for ``Authorization: Bearer``; None for no such header.
             trust: trusted CA certificates of the server; None for those that the system trusts.
 

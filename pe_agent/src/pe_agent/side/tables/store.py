@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pe_agent.datasource.schemas import Columns, as_arrow_schema
+from pe_agent.job.arguments import seconds
 from pe_agent.log.control_file import ControlFile
 from pe_agent.side.errors import PinError, TableError
 from pe_agent.side.tables import pins
@@ -33,6 +34,7 @@ from pe_agent.side.tables.announcements import (
 from pe_agent.side.tables.sources import FolderSource, FrameSource, QuerySource, TableSource
 from pe_agent.side.tables.versions import REQUESTS, ReadPosition, Version, Versions, read_version
 from streambroker_core.control.tuples import Delivery
+from streambroker_core.model.durations import Duration
 from streambroker_core.side.control_messages import SideVersion
 from streambroker_core.side.definition import SideInput
 from streambroker_core.side.errors import SideDefinitionError
@@ -84,7 +86,7 @@ class Table:
     Attributes:
         name: its name in the store.
         schema: its columns, those of its first version.
-        every: seconds between two checks; None to check only on request.
+        every: a duration between two checks; None to check only on request.
         folder: the folder of its versions.
     """
 
@@ -271,11 +273,11 @@ class TableStore:
 
     Args:
         path: a folder that the driver and all workers see; one driver at a time uses it.
-        grace: seconds for which versions are kept for a query that does not run, and for one
+        grace: how long versions are kept for a query that does not run, and for one
             without state that has no micro-batch.
     """
 
-    def __init__(self, path: str | Path, *, grace: float = GRACE_SECONDS) -> None:
+    def __init__(self, path: str | Path, *, grace: Duration = GRACE_SECONDS) -> None:
         """Open or create the folder; raise TableError if another driver uses it, or it is a URL."""
         if "://" in str(path):
             raise TableError(
@@ -287,7 +289,7 @@ class TableStore:
         self.control = ControlFile(self.path / CONTROL_FILE)
         self.lock = threading.RLock()
         self._tables: dict[str, Table] = {}
-        self._grace, self._ended = grace, threading.Event()
+        self._grace, self._ended = seconds(grace, "grace"), threading.Event()
         self._logged_problems: dict[str, str] = {}
         self._threads: list[threading.Thread] = []
         self._repeat("versions", lambda: _CLEAN_SECONDS, self.clean)
@@ -300,7 +302,7 @@ class TableStore:
         format: str = "parquet",  # noqa: A002 - as Spark's readers say it
         marker: str | None = None,
         schema: Columns | None = None,
-        every: float | None = 1.0,
+        every: Duration | None = 1.0,
     ) -> Table:
         """Return a folder of files as a table, with a new version whenever files change.
 
@@ -312,7 +314,7 @@ class TableStore:
             marker: a file without which the folder is not read.
             schema: columns and types, as DDL, StructType or Arrow schema; None for those of the
                 first file, as its format has them.
-            every: seconds between two checks of names, sizes and times; None to check only on
+            every: a duration between two checks of names, sizes and times; None to check only on
                 request.
 
         Raises:
@@ -336,7 +338,7 @@ class TableStore:
         sql: str,
         *,
         schema: Columns | None = None,
-        every: float | None = 60.0,
+        every: Duration | None = 60.0,
     ) -> Table:
         """Return the result of a database query as a table.
 
@@ -345,7 +347,7 @@ class TableStore:
             connect: makes a connection of DB-API 2.0.
             sql: the query; order its rows, so that equal content is recognized.
             schema: columns and types, as for ``folder``; None for those of the first rows.
-            every: seconds between two reads; None to read only on request.
+            every: a duration between two reads; None to read only on request.
 
         Raises:
             TableError: as for ``folder``.
@@ -354,7 +356,7 @@ class TableStore:
         return self._add(name, QuerySource(connect=connect, sql=sql, schema=declared), every)
 
     def frame(
-        self, name: str, make: Callable[[], DataFrame], *, every: float | None = 60.0
+        self, name: str, make: Callable[[], DataFrame], *, every: Duration | None = 60.0
     ) -> Table:
         """Return a batch DataFrame as a table: of files, of JDBC, of anything Spark reads.
 
@@ -362,7 +364,7 @@ class TableStore:
             name: as for ``folder``.
             make: makes a new DataFrame for each read; order its rows, so that equal content is
                 recognized.
-            every: seconds between two reads; None to read only on request.
+            every: a duration between two reads; None to read only on request.
 
         Raises:
             TableError: as for ``folder``.
@@ -400,10 +402,11 @@ class TableStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _add(self, name: str, source: TableSource, every: float | None) -> Table:
+    def _add(self, name: str, source: TableSource, every: Duration | None) -> Table:
         if not name.isidentifier() or name in (*_RESERVED_NAMES, *self._tables):
             raise TableError(name, "use a name of letters, digits and _ that is not in use yet")
-        table = Table(self, name, source, every)
+        interval = None if every is None else seconds(every, "every")
+        table = Table(self, name, source, interval)
         self._tables[name] = table
         self._repeat(f"table-{name}", lambda: POLL_SECONDS, table.poll_if_due)
         return table

@@ -140,7 +140,7 @@ class BlockReader:
         return schema.append(_SEQ_FIELD) if read.numbered and read.filter is not None else schema
 
     def read_control(self, export: Readable, read: ReadRequest) -> Iterator[SentBlock]:
-        """Yield the control tuples of each epoch with their positions, whatever the filter.
+        """Yield the control tuples of each epoch with their positions, unfiltered.
 
         Raises:
             NotPlannedError: an epoch is not in the reader's plan.

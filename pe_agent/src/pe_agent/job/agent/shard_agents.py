@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pe_agent.job.agent_process import AgentProcess
+from pe_agent.job.agent.agent_process import AgentProcess
 from pe_agent.transport.agent_client import AgentClient, send
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import PeKey

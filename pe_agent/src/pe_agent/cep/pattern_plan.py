@@ -1,11 +1,4 @@
-"""Rules on a stream: the pattern operator in Spark, and the driver side that sends it rules.
-
->>> made = pattern_processors(  # doctest: +SKIP
-...     stream, DirectoryDiscoverer("rules"), key="user", event_time="t", watermark="5 seconds",
-...     control="/data/checkpoints/alerts-rules",
-... )
->>> query = made.publish_outputs({"matches": "alerts"}, checkpoint="…")  # doctest: +SKIP
-"""
+"""Rules on a stream: the pattern operator in Spark, and the driver side that sends it rules."""
 
 from __future__ import annotations
 
@@ -14,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import pyarrow as pa
 from pyspark import SparkFiles
@@ -22,7 +15,8 @@ from pyspark import SparkFiles
 from pe_agent.aligned import row_steps
 from pe_agent.aligned.data import RowsFrame
 from pe_agent.aligned.operator_plan import DEFAULT_BUCKETS, plan_operator
-from pe_agent.aligned.plan import StreamPlan, plan_of
+from pe_agent.aligned.options import OperatorOptions
+from pe_agent.aligned.plan import StreamPlan
 from pe_agent.aligned.queries.query_listener import watch_queries
 from pe_agent.aligned.runtime.hosting import parse_columns
 from pe_agent.aligned.timeout_ticks import TickFile, tick_seconds, tick_source_plan
@@ -38,11 +32,11 @@ from pe_agent.cep.discovery.manager import OutcomeListener
 from pe_agent.cep.key_selectors import Key, check_selector, select_copied_keys, to_selector
 from pe_agent.cep.metrics_reporter import RuleMetricsReporter
 from pe_agent.cep.pattern_operator import make_operator
-from pe_agent.cep.query_rules import Processors
+from pe_agent.cep.query_rules import QueryRules
 from pe_agent.cep.rules_log import ImportedRules, RulesFile, RulesLog, to_pattern_rules
 from pe_agent.datasource.options import format_ddl
 from pe_agent.datasource.schemas import spark_to_arrow
-from pe_agent.streams.stream import PatternStream, Stream
+from pe_agent.job.arguments import check_keywords
 from streambroker_core.cep.engine.outputs import with_rule_columns
 from streambroker_core.cep.nfa.compiled import shortest_timeout
 from streambroker_core.cep.operator import (
@@ -62,74 +56,65 @@ from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.push_down import Relevance, compute_relevance
 from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
 from streambroker_core.errors import AlignedError, SchemaError
-from streambroker_core.model.durations import Duration
 from streambroker_core.model.schema import Column, parse_ddl
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
-    from pyspark.sql import DataFrame
 
 log = logging.getLogger("pe_agent.cep")
 
 Functions: TypeAlias = "Mapping[str, MatchFunction | ConditionFunction]"
 """What rules may name: functions for matches, and Python functions of conditions."""
+RuleSource: TypeAlias = (
+    "PatternProcessorDiscoverer | PatternProcessorDiscovererFactory | Sequence[Any]"
+)
+"""A discoverer, its factory, or a list of rules or of their documents."""
 _COPY_COLUMNS = "_selector string, _place binary, _first boolean"
 
 
-def pattern_processors(
-    stream: Stream | DataFrame,
-    rules: PatternProcessorDiscoverer | PatternProcessorDiscovererFactory | Sequence[Any],
-    *,
-    control: str | Path | None = None,
-    key: Key = (),
-    event_time: str | None = None,
-    watermark: Duration | None = None,
-    tie_break: str | None = None,
-    functions: Functions | None = None,
-    selectors: Iterable[Key] = (),
-    name: str = "patterns",
-    buckets: int | None = None,
-    tell: OutcomeListener | None = None,
-    push_down: bool = False,
-    timeouts: bool = True,
-) -> PatternStream:
-    """Run rules that change while the query runs.
+class MatchSettings(TypedDict, total=False):
+    """Settings of a search for patterns.
 
-    The rules found now apply before the first row. A change applies in all partitions from the same
-    window on.
-
-    Args:
-        stream: rows.
-        rules: a discoverer or its factory; it is closed with the query. A list of rules or of their
-            documents stays unchanged while the query runs.
-        control: file through which rules reach the query. It belongs to the query's checkpoint:
-            keep both, or neither. None for a file in the directory of the stream's PE, by ``name``.
-        key: key columns, or expressions. They are the query's key for good: rules with another key
-            are refused, unless ``selectors`` names it. Without it rules may have any keys, and a
-            rule without one has that of the stream, or one key for all rows.
-        event_time: column with the event time; None for that of the stream's watermark or, if it
-            has none, for processing time.
-        watermark: how much later rows may arrive: a duration, as ``10 seconds`` or ``10s``.
-        tie_break: column that orders rows with equal times.
-        functions: what rules may name.
-        selectors: additional keys that rules may have. Rows are copied for each key.
-        name: name of the operator, unique in the query and fixed for a checkpoint.
-        buckets: number of buckets; fixed for a checkpoint.
-        tell: receives the outcome of each rule of an update; its errors are raised to the updater.
-        push_down: exporters send only rows that some rule has to see, where the rules allow it;
-            ``processors.relevance`` shows whether they do. The stream is an import then. Fixed for
-            a checkpoint. Matches are the same; late rows that no rule would see are not reported.
-        timeouts: add an output with timed-out partial matches. If it is not read, rules that often
-            time out cost less without it; functions get the timeouts they ask for either way.
-
-    Raises:
-        AlignedError: an argument does not fit; nothing was started.
-        DiscoveryError: the first rules cannot be read, and none were sent before.
+    - ``key``: key columns, or expressions. The key of changing rules is fixed: rules with another
+      key are refused, unless ``selectors`` names it. Without it rules may have any keys, and a rule
+      without one has that of the stream, or one key for all rows.
+    - ``event_time``: column with the event time; None for that of the stream's watermark or, if it
+      has none, for processing time.
+    - ``tie_break``: column that orders rows with equal times.
+    - ``functions``: what rules may name.
+    - ``push_down``: drop rows that no rule has to see where they are read, if the rules allow it;
+      ``rules.relevance`` shows whether they do. Matches are the same; late rows that no rule would
+      see are not reported. Fixed for a checkpoint. For changing rules the stream has to be an
+      import, whose exporters then drop the rows; for one pattern a stream of rows.
+    - ``timeouts``: add an output with timed-out partial matches (default). Without it rules that
+      often time out cost less; functions get the timeouts they ask for either way.
+    - ``options``: settings of the operator.
     """
-    prepared = _PatternInput.from_arguments(
-        stream, key, event_time, watermark, tie_break, functions, timeouts=timeouts
-    )
-    path = _rules_path(prepared.plan, name) if control is None else control
+
+    key: Key
+    event_time: str | None
+    tie_break: str | None
+    functions: Functions | None
+    push_down: bool
+    timeouts: bool
+    options: OperatorOptions | None
+
+
+def plan_match_rules(
+    plan: StreamPlan,
+    rules: RuleSource,
+    settings: MatchSettings,
+    *,
+    control_file: str | Path | None,
+    selectors: Iterable[Key],
+    name: str,
+    on_outcomes: OutcomeListener | None,
+) -> tuple[StreamPlan, QueryRules]:
+    """Return matches of rules that change, and the rules; see ``Stream.match_rules``."""
+    key, push_down = settings.get("key", ()), settings.get("push_down", False)
+    options = settings.get("options") or OperatorOptions()
+    prepared = _PatternInput.from_arguments(plan, key, "match_rules", settings)
+    path = _rules_path(prepared.plan, name) if control_file is None else control_file
     sending: RulesLog = ImportedRules(path) if push_down else RulesFile(path)
     discoverer = _make_discoverer(rules)
     sent = sending.last()
@@ -143,6 +128,7 @@ def pattern_processors(
         copied = select_copied_keys(
             prepared.key, names, declared, first or (), sent, fixed=has_key or push_down
         )
+        buckets = options.buckets
         if buckets is None:
             buckets = DEFAULT_BUCKETS if prepared.key or copied else 1
         allowed = None if buckets == 1 and not has_key else frozenset(copied or [prepared.key])
@@ -157,16 +143,18 @@ def pattern_processors(
             needed = relevance and relevance(one)
             sending.send(to_pattern_rules(one, copied, needed, ticks=ticks is not None))
 
-        processors, job = Processors(send, before, context, relevance, ticks), prepared.plan.job
-        operator = prepared.run_operator(name, buckets, copied, processors)
+        sent_rules = QueryRules(send, before, context, relevance, ticks)
+        options = replace(options, buckets=buckets)
+        operator = prepared.run_operator(name, options, copied, sent_rules)
         _set_tick_interval(ticks, before)
         if sent is None:
             send(before)
-        processors.begin(discoverer, first, tell)
+        sent_rules.begin(discoverer, first, on_outcomes)
+        job = prepared.plan.job
         if job is not None:
-            sources = processors.figures, processors.waiting, processors.errors
+            sources = sent_rules.metrics, sent_rules.waiting, sent_rules.errors
             reporter = RuleMetricsReporter(
-                lambda: job.agent, name, sending.name, *sources, lambda: processors.running
+                lambda: job.agent, name, sending.name, *sources, lambda: sent_rules.running
             )
             job.process.beat_callbacks.append(reporter.beat)
     except BaseException:
@@ -174,61 +162,29 @@ def pattern_processors(
         raise
     watch_queries(
         operator.spark,
-        operator.node().mark,
-        on_progress=lambda: processors.on_progress(buckets),
-        on_ended=processors.on_ended,
+        operator.nodes[name].mark,
+        on_progress=lambda: sent_rules.on_progress(buckets),
+        on_ended=sent_rules.on_ended,
     )
-    return operator
+    return operator, sent_rules
 
 
-def pattern(
-    stream: Stream | DataFrame,
+def plan_match(
+    plan: StreamPlan,
     pattern: Pattern | PatternProcessor,
+    settings: MatchSettings,
     *,
-    key: Key = (),
-    event_time: str | None = None,
-    watermark: Duration | None = None,
-    tie_break: str | None = None,
-    functions: Functions | None = None,
-    name: str = "pattern",
-    buckets: int | None = None,
-    push_down: bool = False,
-    timeouts: bool = True,
-    timer: bool = True,
-) -> PatternStream:
-    """Run one rule that does not change.
-
-    With a checkpoint of another pattern, the partial matches of that pattern are dropped.
-
-    Args:
-        stream: rows.
-        pattern: a pattern, or a rule; without a key of its own. Its Python functions need not be
-            among ``functions``.
-        key: as for `pattern_processors`, like the other arguments.
-        event_time: column with the event time; None for that of the stream's watermark or, if it
-            has none, for processing time.
-        watermark: how much later rows may arrive.
-        tie_break: column that orders rows with equal times.
-        functions: what the rule may name.
-        name: name of the operator; also the rule's id, if a pattern is passed.
-        buckets: number of buckets; fixed for a checkpoint.
-        push_down: drop rows that the rule does not have to see in the tasks that read them, where
-            the rule allows it; ``processors.relevance`` shows whether it does. The stream has to be
-            one of rows then, not of an import or behind an operator. Late rows that the rule would
-            not see are not reported.
-        timeouts: as for `pattern_processors`.
-        timer: in processing time windows end by themselves, which takes one more source. Fixed for
-            a checkpoint; False for one of an earlier release, which does not have that source.
-
-    Raises:
-        AlignedError: an argument does not fit; nothing was started.
-    """
+    name: str,
+    timer: bool,
+) -> tuple[StreamPlan, QueryRules]:
+    """Return matches of one pattern, and its rule; see ``Stream.match``."""
+    options = settings.get("options") or OperatorOptions()
     rule = pattern
     if isinstance(rule, Pattern):
         rule = PatternProcessor(id=name, version=1, pattern=rule)
-    named = {**_pattern_functions(rule.pattern), **(functions or {})}
+    named = {**_pattern_functions(rule.pattern), **(settings.get("functions") or {})}
     prepared = _PatternInput.from_arguments(
-        stream, rule.key or key, event_time, watermark, tie_break, named, timeouts=timeouts
+        plan, rule.key or settings.get("key", ()), "match", {**settings, "functions": named}
     )
     rule = replace(rule, key=())
     context = prepared.context(None)
@@ -236,22 +192,21 @@ def pattern(
     if outcome.change == "refused":
         raise AlignedError(f"the pattern is refused ({outcome.reason}): {outcome.message}.")
     copied = () if prepared.has_column_key() else (prepared.key,)
-    if buckets is None:
-        buckets = DEFAULT_BUCKETS if prepared.key else 1
+    if options.buckets is None:
+        options = replace(options, buckets=DEFAULT_BUCKETS if prepared.key else 1)
+    push_down = settings.get("push_down", False)
     relevance = prepared.relevance_function(copied) if push_down else None
     if relevance is not None:
         needed = relevance(rules)
-        settings = {**prepared.settings, "relevant": needed.filter}
-        prepared = replace(prepared, plan=_filter_rows(prepared.plan, needed), settings=settings)
+        filtered = {**prepared.settings, "relevant": needed.filter}
+        prepared = replace(prepared, plan=_filter_rows(prepared.plan, needed), settings=filtered)
     prepared, ticks = prepared.with_ticks(timer)
     _set_tick_interval(ticks, rules)
-    processors = Processors(lambda _: None, rules, context, relevance, ticks)
-    return prepared.run_operator(name, buckets, copied, processors, fixed_rules=rules)
+    fixed = QueryRules(lambda _: None, rules, context, relevance, ticks)
+    return prepared.run_operator(name, options, copied, fixed, fixed_rules=rules), fixed
 
 
-def _make_discoverer(
-    rules: PatternProcessorDiscoverer | PatternProcessorDiscovererFactory | Sequence[Any],
-) -> PatternProcessorDiscoverer:
+def _make_discoverer(rules: RuleSource) -> PatternProcessorDiscoverer:
     if isinstance(rules, list | tuple):
         return FixedDiscoverer(rules)
     source: Any = rules.create() if hasattr(rules, "create") else rules
@@ -269,7 +224,7 @@ def _filter_rows(plan: StreamPlan, relevance: Relevance) -> StreamPlan:
     if not isinstance(plan.data, RowsFrame):
         raise AlignedError(
             "push_down of one rule is for a stream of rows, neither of an import nor after an"
-            " operator: for an import use pattern_processors, whose rules exporters know; else"
+            " operator: for an import use match_rules, whose rules exporters know; else"
             " leave push_down out."
         )
     return replace(plan, data=replace(plan.data, row_filter=relevance.filter))
@@ -285,8 +240,8 @@ def _set_tick_interval(ticks: TickFile | None, rules: RuleSet) -> None:
 def _rules_path(plan: StreamPlan, name: str) -> Path:
     if plan.job is None:
         raise AlignedError(
-            "rules need a file through which they reach the query: name one with control=, next"
-            " to the query's checkpoint."
+            "rules need a file through which they reach the query: name one with control_file=,"
+            " next to the query's checkpoint."
         )
     return plan.job.process.home / f"rules-{name}"
 
@@ -305,20 +260,13 @@ class _PatternInput:
     @classmethod
     def from_arguments(
         cls,
-        stream: Stream | DataFrame,
+        source: StreamPlan,
         key: Key,
-        event_time: str | None,
-        watermark: Duration | None,
-        tie_break: str | None,
-        functions: Functions | None,
-        *,
-        timeouts: bool,
+        method: str,
+        given: MatchSettings,
     ) -> _PatternInput:
-        source = plan_of(stream)
-        if watermark is not None:
-            if event_time is None:
-                raise AlignedError("a watermark without an event time: name it with event_time=.")
-            source = row_steps.with_watermark(source, event_time, watermark, None)
+        check_keywords(method, given, MatchSettings.__annotations__)
+        event_time, tie_break = given.get("event_time"), given.get("tie_break")
         if event_time is None and source.event_time is not None:
             event_time = source.event_time[0]
         schema = spark_to_arrow(source.schema())
@@ -329,7 +277,7 @@ class _PatternInput:
                     f"the {what} {column} is not a column of the stream; it has"
                     f" {', '.join(schema.names)}."
                 )
-        by_name = dict(functions or {})
+        by_name = dict(given.get("functions") or {})
         matched = {one: what for one, what in by_name.items() if isinstance(what, MatchFunction)}
         conditions = {
             one: what for one, what in by_name.items() if not isinstance(what, MatchFunction)
@@ -341,7 +289,7 @@ class _PatternInput:
             "tie_break": tie_break,
             "functions": conditions,
             "match_functions": matched,
-            "timeouts": timeouts,
+            "timeouts": given.get("timeouts", True),
         }
         return cls(
             plan=replace(source, key=()),
@@ -396,11 +344,14 @@ class _PatternInput:
     def run_operator(
         self,
         name: str,
-        buckets: int,
+        options: OperatorOptions,
         copied_keys: Collection[Selector],
-        processors: Processors,
+        rules: QueryRules,
         fixed_rules: RuleSet | None = None,
-    ) -> PatternStream:
+    ) -> StreamPlan:
+        buckets = options.buckets or 0
+        if options.null_keys is False:
+            raise AlignedError("null_keys=False: patterns take rows with a null in their key.")
         if buckets > 1 and not self.key and not copied_keys:
             raise AlignedError(
                 f"{buckets} buckets without a key: give a key, or leave buckets out for one."
@@ -412,16 +363,15 @@ class _PatternInput:
             copy = partial(copy_rows, selectors=sorted(copied_keys))
             plan = row_steps.map_batches(plan, copy, both)
         accumulator: Accumulator[AccumulatorValue] = plan.spark.sparkContext.accumulator(
-            processors.tally, MetricsAccumulator()
+            rules.tally, MetricsAccumulator()
         )
         settings = {**self.settings, "copied": bool(copied_keys)}
         if fixed_rules is not None:
             settings |= {"rules": fixed_rules, "fixed": True}
-        made = plan_operator(
+        return plan_operator(
             partial(make_operator, accumulator, settings),
             plan,
             name=name,
-            buckets=buckets,
             schemas={
                 MATCHES: RESULTS,
                 **({TIMEOUTS: RESULTS} if self.settings["timeouts"] else {}),
@@ -432,9 +382,8 @@ class _PatternInput:
                     for one, what in self.match_functions.items()
                 },
             },
-            null_keys=True,
+            options=replace(options, null_keys=True),
         )
-        return PatternStream(made, processors)
 
 
 def _pattern_functions(pattern: Pattern) -> dict[str, ConditionFunction]:

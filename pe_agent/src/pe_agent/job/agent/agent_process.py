@@ -14,7 +14,7 @@ from typing import Any
 from pe_agent.agent.process import read_address
 from pe_agent.agent.reports import log_file as own_log
 from pe_agent.agent.state.recovery_progress import ProgressTimeout, describe_progress, read_progress
-from pe_agent.job.agent_log import AgentLogForwarder, is_forwarding
+from pe_agent.job.agent.agent_log import AgentLogForwarder, is_forwarding
 from pe_agent.transport import agent_tls, tokens
 from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust

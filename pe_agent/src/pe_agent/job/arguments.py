@@ -1,0 +1,73 @@
+"""Arguments of the job's API: errors, durations, and choices."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from enum import Enum
+
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.model.durations import FORMS, Duration, in_microseconds
+
+
+class ArgumentError(StreambrokerError):
+    """Arguments that exclude each other, or one that is wrong; nothing was declared."""
+
+    code = "ArgumentInvalid"
+
+
+class Choice(str, Enum):
+    """Values of a setting; each is also its text."""
+
+    __str__ = str.__str__
+    __format__ = str.__format__  # type: ignore[assignment]
+
+
+class Congestion(Choice):
+    """What an export does while a reader holds all of its buffer."""
+
+    WAIT = "wait"
+    DROP = "drop"
+
+
+class OnCongestion(Choice):
+    """Policy of an import: that of the export, or to lose rows rather than hold it up."""
+
+    INHERIT = "inherit"
+    DROP = "drop"
+
+
+class StartAt(Choice):
+    """Where an import starts in an export that it has never read."""
+
+    LATEST = "latest"
+    EARLIEST = "earliest"
+
+
+class Missing(Choice):
+    """What a main row gets for a key without a value."""
+
+    NULL = "null"
+    ERROR = "error"
+    WAIT = "wait"
+
+
+def seconds(duration: Duration, name: str) -> float:
+    """Return a duration in seconds.
+
+    Raises:
+        ArgumentError: the argument ``name`` is no duration.
+    """
+    microseconds = in_microseconds(duration)
+    if microseconds is None:
+        raise ArgumentError(f"{name} is {duration!r}, which is no duration: {FORMS}.")
+    return microseconds / 1_000_000
+
+
+def check_keywords(function: str, given: Mapping[str, object], known: Collection[str]) -> None:
+    """Raise a TypeError, as Python does, for a keyword argument that a function does not have."""
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, list(known), n=1)
+            meant = f". Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{meant}")
