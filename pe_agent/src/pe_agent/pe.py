@@ -15,7 +15,7 @@ from pe_agent.job.agent.agent_process import AgentProcess, default_home
 from pe_agent.job.agent.shard_agents import ShardAgentProcesses, parse_agents
 from pe_agent.job.arguments import seconds
 from pe_agent.job.context import JobContext
-from pe_agent.job.ports import ExportPort, ImportPort, PortsByName
+from pe_agent.job.ports import ExportPort, ImportPort, PortsByName, is_known
 from pe_agent.job.query_monitor import QueryMonitor
 from pe_agent.job.send_control import Operators
 from pe_agent.job.settings import AgentOptions, BrokerAuth
@@ -197,8 +197,8 @@ class PE:
     """One processing element of a running job.
 
     Attributes:
-        imports: the ports subscribed so far, by name.
-        exports: the ports published so far, by name.
+        imports: the ports subscribed so far, by name; others that its agent knows are found, too.
+        exports: the ports published so far, by name; like ``imports``.
         operators: the operators of its queries, as receivers of control tuples.
         view_cache: the last known view of its ports.
         context: the PE as the parts of the job see it.
@@ -218,8 +218,8 @@ class PE:
     ) -> None:
         self.key = key
         self._shard_agents = shard_agents
-        self.imports: dict[str, ImportPort] = PortsByName("import", "subscribe")
-        self.exports: dict[str, ExportPort] = PortsByName("export", "publish")
+        self.imports: dict[str, ImportPort] = PortsByName("import", "subscribe", self._find_import)
+        self.exports: dict[str, ExportPort] = PortsByName("export", "publish", self._find_export)
         self.view_cache = ViewCache(lambda: send(self.agent, GetView(), timeout=2.0).view)
         self.stopped = threading.Event()
         self.context = JobContext(
@@ -243,6 +243,14 @@ class PE:
 
     def _add_export(self, port: str, query: StreamingQuery | None) -> None:
         self.exports[port] = ExportPort(self.context, port, query=query)
+
+    def _find_import(self, name: str) -> ImportPort | None:
+        known = is_known(self.context, "import", name)
+        return ImportPort(self.context, name) if known else None
+
+    def _find_export(self, name: str) -> ExportPort | None:
+        known = is_known(self.context, "export", name)
+        return ExportPort(self.context, name) if known else None
 
     @property
     def agent(self) -> AgentClient:

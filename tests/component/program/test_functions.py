@@ -486,7 +486,7 @@ def test_3_an_agent_that_answers_what_nobody_understands_does_not_raise_into_the
     def of_another_release(_: Change) -> bool:
         raise KeyError("readers")
 
-    monkeypatch.setattr(Change, "programmed", of_another_release)
+    monkeypatch.setattr(Change, "applied", of_another_release)
     for name, setter in SETTERS.items():
         outcome = setter.call(own.pe, ports[name], setter.good[0], wait="programmed", timeout=1.0)
 

@@ -37,7 +37,7 @@ LONG = pytest.mark.long
 def multiplied(source: Stream, operator: Callable[[], Operator], **more: Any) -> OperatorStream:
     return source.apply(
         operator,
-        name="Multiply",
+        name=more.pop("name", "Multiply"),
         schema=Multiply.SCHEMA,
         options=OperatorOptions(**{"buckets": 3, **more}),
     )

@@ -9,6 +9,7 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
+import streambroker as sb
 from pe_agent.job.agent.agent_process import AgentFailedError
 from pe_agent.job.arguments import ArgumentError
 from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError
@@ -223,4 +224,4 @@ def test_an_agent_whose_port_is_taken_does_not_start_and_says_what_to_do(jobs: S
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(AgentFailedError, match=r"AddressInUse.*another `port`"):
-            jobs.pe("feed", port=taken.getsockname()[1])
+            jobs.pe("feed", agent=sb.AgentOptions(port=taken.getsockname()[1]))

@@ -289,7 +289,7 @@ def stateless(act: Callable[[StatelessInputs], Any]) -> Callable[[SideInputs], A
     [
         (
             stateless(lambda of: of.to_stream(options=OperatorOptions(metrics=True))),
-            "figures is a setting of an operator",
+            "metrics is a setting of an operator",
         ),
         (
             stateless(lambda of: of.to_stream(options=OperatorOptions(buckets=2))),

@@ -30,6 +30,12 @@ class Module:
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file; several contracts read the same files."""
+    return ast.parse(path.read_text())
+
+
+@cache
 def modules() -> tuple[Module, ...]:
     """Return every file of the sources, sorted by path."""
     found = []
@@ -37,7 +43,7 @@ def modules() -> tuple[Module, ...]:
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found.append(Module(name, ast.parse(path.read_text())))
+            found.append(Module(name, parsed(path)))
     return tuple(found)
 
 

@@ -9,12 +9,14 @@ import argparse
 import ast
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
+
+from support.contracts import scans
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "tests/contract/tree.toml"
 COMMAND = "PYTHONPATH=tests .venv/bin/python -m support.contracts.tree --write"
-SOURCES = ("core/src", "operator/src", "pe_agent/src", "pe_agent/streambroker/src")
 MAX_ENTRIES = 14
 MAX_CLASS_LINES = 300
 
@@ -26,7 +28,7 @@ _HEAD = f"""# What the rules of the layout exclude and the source still has. Not
 
 def folders() -> Iterator[tuple[str, int]]:
     """Yield each folder with how many modules and folders are in it."""
-    for source in SOURCES:
+    for source in scans.SOURCES:
         for folder in sorted(path for path in (ROOT / source).rglob("*") if path.is_dir()):
             entries = [entry for entry in folder.iterdir() if _is_source(entry)]
             if entries:
@@ -39,13 +41,14 @@ def _is_source(path: Path) -> bool:
     return path.suffix == ".py" and path.name != "__init__.py"
 
 
+@cache
 def classes() -> Mapping[str, ast.ClassDef]:
     """Return each class by the dotted name of its module and its own name."""
     found = {}
-    for source in SOURCES:
+    for source in scans.SOURCES:
         for path in sorted((ROOT / source).rglob("*.py")):
             module = ".".join(path.relative_to(ROOT / source).with_suffix("").parts)
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(scans.parsed(path)):
                 if isinstance(node, ast.ClassDef):
                     found[f"{module}.{node.name}"] = node
     return found
@@ -63,13 +66,16 @@ def _lines(node: ast.ClassDef) -> int:
 def inherited() -> list[str]:
     """Return the classes whose base is an implementation in another file of the same folder."""
     known, found = classes(), []
+    by_folder: dict[tuple[str, str], list[str]] = {}
+    for name in known:
+        folder, _, own = name.rsplit(".", 2)
+        by_folder.setdefault((folder, own), []).append(name)
     for name, node in known.items():
         module, folder = name.rpartition(".")[0], name.rsplit(".", 2)[0]
         for base in (base.id for base in node.bases if isinstance(base, ast.Name)):
-            for other, definition in known.items():
-                same_folder = other.rsplit(".", 2)[0] == folder and other.endswith(f".{base}")
+            for other in by_folder.get((folder, base), ()):
                 elsewhere = other.rpartition(".")[0] != module
-                if same_folder and elsewhere and not _is_interface(base, definition):
+                if elsewhere and not _is_interface(base, known[other]):
                     found.append(f"{name} <- {base}")
     return found
 

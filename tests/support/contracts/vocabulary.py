@@ -19,10 +19,17 @@ from typing import Any
 
 import tomllib  # type: ignore[import-not-found]
 
+from support.contracts import scans
+
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "tests/contract/vocabulary.toml"
 COMMAND = "PYTHONPATH=tests .venv/bin/python -m support.contracts.vocabulary --write"
-PACKAGES = {"core": "core/src", "operator": "operator/src", "pe_agent": "pe_agent/src"}
+PACKAGES = {
+    "core": "core/src",
+    "operator": "operator/src",
+    "pe_agent": "pe_agent/src",
+    "streambroker": "pe_agent/streambroker/src",
+}
 
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _WORDS = re.compile(r"[A-Za-z']+")
@@ -90,9 +97,9 @@ def _identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.attr
 
 
-def places_in(package: str, file: str, code: str) -> Iterator[Place]:
+def places_in(package: str, file: str, tree: ast.Module) -> Iterator[Place]:
     """Yield each place of a file where a word to avoid occurs."""
-    forms, tree = avoided(), ast.parse(code)
+    forms = avoided()
     for line, name in _identifiers(tree):
         for part in _PARTS.findall(name):
             if part.lower() in forms:
@@ -107,7 +114,7 @@ def places() -> Iterator[Place]:
     """Yield each place where a word to avoid occurs."""
     for package, folder in PACKAGES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
-            yield from places_in(package, str(path.relative_to(ROOT)), path.read_text())
+            yield from places_in(package, str(path.relative_to(ROOT)), scans.parsed(path))
 
 
 def count() -> dict[str, dict[str, int]]:
@@ -134,7 +141,7 @@ def density() -> float:
     forms, all_words, avoided_words = avoided(), 0, 0
     for folder in PACKAGES.values():
         for path in (ROOT / folder).rglob("*.py"):
-            for kind, _, text in _texts(ast.parse(path.read_text())):
+            for kind, _, text in _texts(scans.parsed(path)):
                 if kind == "docstrings":
                     words = _WORDS.findall(text)
                     all_words += len(words)

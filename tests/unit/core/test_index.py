@@ -216,13 +216,10 @@ def left_in(index: IndexMatcher) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if isinstance(part, int | dict | set)}
 
 
-IndexAndScan.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, derandomize=False
-)
+IndexAndScan.TestCase.settings = settings(stateful_step_count=30, deadline=None, derandomize=False)
 TestIndexAndScan = IndexAndScan.TestCase
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     wanted=st.lists(expressions, min_size=1, max_size=6),
     offered=st.lists(properties, min_size=1, max_size=6),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.diagnose import (
@@ -182,7 +182,6 @@ def read(text: str) -> Expression | None:
         return None
 
 
-@settings(deadline=None, max_examples=400)
 @given(text=texts)
 def test_what_is_called_a_contradiction_is_true_of_nothing(text: str) -> None:
     expression = read(text)
@@ -193,7 +192,6 @@ def test_what_is_called_a_contradiction_is_true_of_nothing(text: str) -> None:
     assert true == []
 
 
-@settings(deadline=None, max_examples=400)
 @given(text=texts)
 def test_what_is_called_a_contradiction_of_a_filter_is_not_true_of_nan_either(text: str) -> None:
     expression = read(text)
@@ -207,7 +205,6 @@ def test_what_is_called_a_contradiction_of_a_filter_is_not_true_of_nan_either(te
     assert true == []
 
 
-@settings(deadline=None, max_examples=300)
 @given(text=texts, offered=st.lists(st.tuples(*[st.sampled_from(VALUES)] * 2), max_size=6))
 def test_what_is_called_never_offered_is_true_of_no_export(
     text: str, offered: list[tuple[Any, Any]]

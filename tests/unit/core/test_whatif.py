@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.board import (
@@ -184,7 +184,6 @@ def keeping_names(earlier: list[Resource], later: list[Resource]) -> list[Resour
     return list({(kind_of(r), r.name or r.uid): r for r in kept}.values())
 
 
-@settings(deadline=None, max_examples=200)
 @given(earlier=boards(), held=boards(), proposal=proposals())
 def test_a_mirror_shows_what_is_held_now_whatever_it_showed_before(
     earlier: list[Resource], held: list[Resource], proposal: Proposal
@@ -200,7 +199,6 @@ def test_a_mirror_shows_what_is_held_now_whatever_it_showed_before(
         assert forecast(shown, proposal) == forecast(board.reader, proposal)
 
 
-@settings(deadline=None, max_examples=300)
 @given(held=boards(), proposal=proposals())
 def test_a_forecast_is_the_difference_that_applying_makes_and_changes_nothing(
     held: list[Resource], proposal: Proposal

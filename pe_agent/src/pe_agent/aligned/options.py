@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from streambroker_core.control.tuples import Limits
@@ -49,6 +49,15 @@ class OperatorOptions:
         if self.on_invalid not in ("fail", "pass"):
             raise AlignedError(f"on_invalid is {self.on_invalid!r}: it has to be 'fail' or 'pass'.")
 
+    def changed(self) -> dict[str, Any]:
+        """Return the settings that are not those by default."""
+        default = OperatorOptions()
+        return {
+            one.name: value
+            for one in fields(self)
+            if (value := getattr(self, one.name)) != getattr(default, one.name)
+        }
+
     def report_tags(self) -> dict[str, str | None]:
         """Return the tags of the outputs for ``report`` and ``counts``, None for no output."""
         chosen = {"report": (self.report, APPLIED), "counts": (self.counts, COUNTS)}
@@ -70,10 +79,12 @@ def with_old_settings(
     if not settings:
         return options
     new = {_OLD_NAMES.get(name, name): value for name, value in settings.items()}
-    unknown = [name for name in new if name not in OperatorOptions.__dataclass_fields__]
+    known = [one.name for one in fields(OperatorOptions)]
+    unknown = [name for name in new if name not in known]
     if unknown:
-        known = ", ".join(OperatorOptions.__dataclass_fields__)
-        raise AlignedError(f"{method} has no setting {unknown[0]}; options are: {known}.")
+        raise AlignedError(
+            f"{method} has no setting {unknown[0]}; options are: {', '.join(known)}."
+        )
     names = ", ".join(f"{name}=" for name in settings)
     warn_deprecated(f"{names} of {method}", "options=OperatorOptions(…)", stacklevel=4)
     return replace(options, **{k: v for k, v in new.items() if v is not None})

@@ -52,14 +52,22 @@ class PortMissingError(StreambrokerError, KeyError):
 
 
 class PortsByName(dict[str, P]):
-    """Ports by name; ``method`` of the PE makes a port of this ``kind``."""
+    """Ports by name; ``method`` of the PE makes a port of this ``kind``.
 
-    def __init__(self, kind: str, method: str) -> None:
+    A port that this program has not made is found if its agent knows it.
+    """
+
+    def __init__(
+        self, kind: str, method: str, find: Callable[[str], P | None] = lambda _: None
+    ) -> None:
         super().__init__()
-        self._kind, self._method = kind, method
+        self._kind, self._method, self._find = kind, method, find
 
     def __missing__(self, name: object) -> P:
-        """Raise a PortMissingError that suggests a name."""
+        """Return a port that the agent knows; raise a PortMissingError that suggests a name."""
+        found = self._find(str(name))
+        if found is not None:
+            return found
         near = get_close_matches(str(name), sorted(self), n=1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
         known = ", ".join(sorted(self)) or "none yet"
@@ -388,6 +396,19 @@ class ExportPort(_Port):
         if known is not None and known["generation"] >= generation:
             return {"routes": known["routes"]}
         return None
+
+
+def is_known(job: JobContext, kind: str, name: str) -> bool:
+    """Return whether the agent has a port by a declaration or in its view; False without it."""
+    try:
+        status = send(job.agent, GetStatus())
+    except StreambrokerError:
+        return False
+    return (
+        f"{kind}/{name}" in status["declarations"]
+        or f"{job.key}/{name}" in status.get(f"{kind}s", ())
+        or job.view_cache.port_in_view(kind, name) is not None
+    )
 
 
 def _is_active(query: StreamingQuery | None) -> bool:

@@ -494,6 +494,8 @@ class StatelessInputs(Generic[Rows, Made]):
         settings: Mapping[str, Any],
     ) -> Rows:
         if settings:
+            if (options := settings.get("options")) is not None:
+                settings = options.changed()
             raise _stateless_error(
                 f"{_first_name(settings)} is a setting of an operator with state", "leave it out"
             )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, note, settings
+from hypothesis import example, given, note
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern
@@ -147,7 +147,6 @@ def taking_over_before_a_row_that_no_rule_needs() -> list[
     return [([first], begins), ([second], [{"seq": 3, "t": 2, "n": "b", "k": 0}])]
 
 
-@settings(max_examples=150)
 @given(play=plays(), delay=st.sampled_from((2, 6)))
 @example(play=taking_over_before_a_row_that_no_rule_needs(), delay=2)
 def test_without_rows_that_no_rule_has_to_see_the_same_comes_out_in_each_window(
