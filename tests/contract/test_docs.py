@@ -211,6 +211,7 @@ PORTS_AND_PE = (
 STREAMS = (sb.Stream, sb.OperatorStream, sb.PatternStream, SideInputs)
 INTERNAL = {"find_applied", "is_applied", "node"}
 SETTINGS = set(ImportSettings.__annotations__)
+PUBLISHING = set(inspect.signature(sb.PE.publish).parameters) - {"pe", "settings"}
 NAMES: list[str] = importlib.import_module("streambroker").__all__
 
 
@@ -427,7 +428,7 @@ def test_a_method_of_streams_is_documented(name: str) -> None:
         (PROGRAM, "AgentTls", {one.name for one in fields(sb.AgentTls)}),
         (PROGRAM, "subscribe", {"port", "subscription"} | SETTINGS),
         (PROGRAM, "subscribe_stream", {"control_log", "mergeable"}),
-        (PROGRAM, "publish", set(inspect.signature(sb.PE.publish).parameters) - {"pe"}),
+        (PROGRAM, "publish", {*PUBLISHING, *sb.ExportSettings.__annotations__}),
         (CONTROL, "OperatorOptions", {one.name for one in fields(sb.OperatorOptions)}),
     ],
 )

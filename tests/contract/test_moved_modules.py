@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -41,6 +42,22 @@ def test_a_module_is_imported_by_its_old_name_with_a_warning(old: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*has moved to:DeprecationWarning")
 def test_every_old_name_leads_to_a_module(old: str, new: str) -> None:
     assert __import__(old, fromlist=["x"]) is sys.modules[new]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("pe_agent.aligned.operators", "control_aware"),
+        ("pe_agent.aligned.streams", "control_aware"),
+        ("pe_agent.cep.processors", "Processors"),
+        ("pe_agent.cep.row_patterns", "sql"),
+        ("pe_agent.cep.streams", "pattern_processors"),
+        ("pe_agent.ports", "NotAppliedError"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_module_has_its_old_public_names(module: str, name: str) -> None:
+    assert getattr(importlib.import_module(module), name).__name__ in (name, "QueryRules")
 
 
 def test_a_module_that_never_was_is_not_found() -> None:

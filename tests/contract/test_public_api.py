@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 import streambroker
 from streambroker_core.deprecation import REMOVAL, renamed
 
-MODULES = ("", "functions", "operators", "patterns", "side", "testing")
+MODULES = ("", "errors", "functions", "operators", "patterns", "side", "testing")
 OLD = {
     "pe_agent": "streambroker",
     "pe_agent.aligned": "streambroker.operators",
@@ -38,7 +39,7 @@ def test_the_stub_of_a_module_types_the_names_that_it_loads(name: str) -> None:
     for node in ast.parse(Path(str(found.__file__)).with_suffix(".pyi").read_text()).body:
         if isinstance(node, ast.ImportFrom):
             typed |= {(str(one.asname or one.name), str(node.module)) for one in node.names}
-    typed = {(one.removeprefix("_"), place) for one, place in typed}
+    typed = {(one.removeprefix("_"), place) for one, place in typed if place != "streambroker"}
     if name == "side":
         typed -= {(one, "pe_agent.streams.stream") for one in ("OperatorStream", "Stream")}
     loaded = {(one, place) for place, names in found._MODULES.items() for one in names}
@@ -113,3 +114,22 @@ def test_a_name_that_never_was_is_not_found() -> None:
         with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
             _ = importlib.import_module(package).nothing
     assert not hasattr(streambroker, "emit_control")
+
+
+def test_modules_are_attributes_of_the_package() -> None:
+    script = "import streambroker as sb; print(sb.side.side_map.__name__, 'patterns' in dir(sb))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout == "side_map True\n"
+
+
+def test_every_error_that_a_docstring_names_is_among_the_errors() -> None:
+    known, named = set(module("errors").__all__), set[str]()
+    for name in MODULES:
+        for one in module(name).__all__:
+            value = getattr(module(name), one)
+            documented = [value, *vars(value).values()] if inspect.isclass(value) else [value]
+            for place in documented:
+                _, _, raised = (inspect.getdoc(place) or "").partition("Raises:")
+                named |= set(re.findall(r"\b[A-Z]\w+Error\b", raised))
+    assert len(named) > 25
+    assert named - known <= {"KeyError", "OSError", "TypeError", "ValueError"}

@@ -39,7 +39,7 @@ _MOVED = {
     "pe_agent.cep.http": "pe_agent.cep.discovery.polling",
     "pe_agent.cep.manager": "pe_agent.cep.discovery.manager",
     "pe_agent.cep.processors": "pe_agent.cep.query_rules",
-    "pe_agent.cep.row_patterns": "pe_agent.streams.sql_patterns",
+    "pe_agent.cep.row_patterns": "pe_agent.streams.old_names",
     "pe_agent.cep.streams": "pe_agent.streams.old_names",
     "pe_agent.cep.table": "pe_agent.cep.discovery.polling",
     "pe_agent.client": "pe_agent.transport.agent_client",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,12 @@ def start(
     owner: Mapping[str, str] | None = None,
 ) -> PE:
     """Deprecated: use ``streambroker.start``."""
+    if agents != 1:
+        warnings.warn(
+            "agents= of pe_agent.start is removed with the next minor release and has no successor",
+            DeprecationWarning,
+            stacklevel=2,
+        )
     certificates = AgentTls(
         certificate=agent_certificate,
         key=agent_key,

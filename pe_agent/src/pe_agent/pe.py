@@ -13,7 +13,7 @@ from pe_agent.job import owner_reference as owners
 from pe_agent.job import publish as publishing
 from pe_agent.job.agent.agent_process import AgentProcess, default_home
 from pe_agent.job.agent.shard_agents import ShardAgentProcesses, parse_agents
-from pe_agent.job.arguments import seconds
+from pe_agent.job.arguments import ArgumentError, seconds
 from pe_agent.job.context import JobContext
 from pe_agent.job.ports import ExportPort, ImportPort, PortsByName, is_known
 from pe_agent.job.query_monitor import QueryMonitor
@@ -80,7 +80,7 @@ def start(
             none.
 
     Raises:
-        ArgumentError: ``linger`` is no duration.
+        ArgumentError: ``linger`` is no duration, or ``auth`` or ``agent`` no settings.
         OwnerError: the owner is incomplete, or a pod.
         TokenError: the token cannot be used, or both ``token`` and ``token_file`` are set.
         NotSecuredError: other machines could call the agent without a certificate.
@@ -137,8 +137,10 @@ def start_with_shards(
     """
     from pe_agent.datasource import StreambrokerDataSource
 
-    is_endless = isinstance(linger, int | float) and linger < 0
-    linger_seconds = -1.0 if is_endless else seconds(linger, "linger")
+    for what, settings, kind in (("auth", auth, BrokerAuth), ("agent", agent, AgentOptions)):
+        if not isinstance(settings, kind):
+            raise ArgumentError(f"{what} is {settings!r}: it has to be {kind.__name__}(…).")
+    linger_seconds = seconds(linger, "linger")
     broker_token, trust = (
         tokens.resolve_token(auth.token, auth.token_file),
         tls.resolve_broker_trust(auth.ca),

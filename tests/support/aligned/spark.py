@@ -185,7 +185,7 @@ def on_spark(
     for node in graph.nodes:
         ports: dict[str, Stream] = {}
         for _, edge in graph.into(node.name):
-            feed = source if edge.source == SOURCE else out[edge.source][edge.output]
+            feed = source if edge.source == SOURCE else out[edge.source].outputs[edge.output]
             known = ports.get(edge.port)
             ports[edge.port] = feed if known is None else known.union(feed)
         if node.keyed:

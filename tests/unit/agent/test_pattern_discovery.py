@@ -7,13 +7,14 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from streambroker.errors import ArgumentError
 from streambroker.patterns import (
     DirectoryDiscoverer,
     Discovery,
@@ -29,6 +30,7 @@ from streambroker_core.cep import Pattern
 from streambroker_core.cep.engine.metrics import WindowMetrics
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet, RuleUpdate
+from streambroker_core.model.durations import Duration
 
 PATTERN = {"stages": [{"name": "a", "where": 'n == "A"'}]}
 
@@ -279,9 +281,15 @@ def test_without_first_rules_nothing_is_begun(tmp_path: Path) -> None:
     assert not [each for each in threading.enumerate() if each.name == "pattern-rules"]
 
 
-@pytest.mark.parametrize("interval", [0, -1, float("nan")])
-def test_an_interval_has_to_be_above_nothing(tmp_path: Path, interval: float) -> None:
+@pytest.mark.parametrize("interval", [0, -1, "0s", timedelta(0)])
+def test_an_interval_has_to_be_above_nothing(tmp_path: Path, interval: Duration) -> None:
     with pytest.raises(ValueError, match="has to be above 0"):
+        DirectoryDiscoverer(tmp_path, interval=interval)
+
+
+@pytest.mark.parametrize("interval", [float("nan"), "soon", None])
+def test_an_interval_has_to_be_a_duration(tmp_path: Path, interval: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"interval is .*, which is no duration: write"):
         DirectoryDiscoverer(tmp_path, interval=interval)
 
 

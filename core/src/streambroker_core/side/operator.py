@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from streambroker_core.control.operators.operator import Blobs, Changes, Input, Operator
 from streambroker_core.control.tuples import ControlTuple, UndeliverableError
+from streambroker_core.deprecation import warn_deprecated
 from streambroker_core.side.control_messages import SideComplete, SideVersion
 from streambroker_core.side.definition import MAIN, SideJoin
 from streambroker_core.side.describe import describe_stall, explain
@@ -247,6 +248,11 @@ class SideOperator(Operator):
         Broadcast side inputs count in every bucket; waiting rows and keyed side inputs in one.
         """
         return self._state.metrics()
+
+    def figures(self) -> dict[str, Any]:
+        """Deprecated: use ``metrics``."""
+        warn_deprecated("SideOperator.figures", "metrics")
+        return self.metrics()
 
     def _process_side(self, number: int, batch: pa.RecordBatch) -> None:
         watermark = self.window.watermark

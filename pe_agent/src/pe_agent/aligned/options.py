@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from pe_agent.job.arguments import check_keywords
 from streambroker_core.control.tuples import Limits
 from streambroker_core.deprecation import warn_deprecated
 from streambroker_core.errors import AlignedError
@@ -46,6 +47,10 @@ class OperatorOptions:
     on_invalid: Literal["fail", "pass"] | str = "fail"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.buckets, int | None) or isinstance(self.buckets, bool):
+            raise AlignedError(f"buckets is {self.buckets!r}: it has to be a number of buckets.")
+        if not isinstance(self.limits, Limits | None):
+            raise AlignedError(f"limits is {self.limits!r}: it has to be Limits(…).")
         if self.on_invalid not in ("fail", "pass"):
             raise AlignedError(f"on_invalid is {self.on_invalid!r}: it has to be 'fail' or 'pass'.")
 
@@ -73,18 +78,13 @@ def with_old_settings(
     """Return options with settings that were keywords of ``method`` before, with a warning.
 
     Raises:
-        AlignedError: there is no such setting.
+        TypeError: there is no such setting.
     """
     options = options or OperatorOptions()
     if not settings:
         return options
     new = {_OLD_NAMES.get(name, name): value for name, value in settings.items()}
-    known = [one.name for one in fields(OperatorOptions)]
-    unknown = [name for name in new if name not in known]
-    if unknown:
-        raise AlignedError(
-            f"{method} has no setting {unknown[0]}; options are: {', '.join(known)}."
-        )
+    check_keywords(method, new, ["name", "options", *(one.name for one in fields(OperatorOptions))])
     names = ", ".join(f"{name}=" for name in settings)
     warn_deprecated(f"{names} of {method}", "options=OperatorOptions(…)", stacklevel=4)
     return replace(options, **{k: v for k, v in new.items() if v is not None})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pe_agent.cep.accumulators import DriverTally
 from pe_agent.cep.discovery.discoverer import Discovery, PatternProcessorDiscoverer, Wanted
@@ -14,13 +14,14 @@ from streambroker_core.cep.engine.metrics import RuleFailure, RuleMetrics
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.push_down import Relevance
 from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet, RuleUpdate
-from streambroker_core.deprecation import warn_deprecated
+from streambroker_core.deprecation import deprecated_name, warn_deprecated
 from streambroker_core.wire.reports.rule_metrics import WatermarkWait
 
 if TYPE_CHECKING:
     from pe_agent.aligned.timeout_ticks import TickFile
 
 log = logging.getLogger("pe_agent.cep")
+_OLD_NAMES = {"Processors": "pe_agent.streams.old_names"}
 
 
 class QueryRules:
@@ -157,3 +158,8 @@ class QueryRules:
     def on_ended(self) -> None:
         """Close in another thread, without waiting."""
         threading.Thread(target=self.close, name="pattern-rules-end", daemon=True).start()
+
+
+def __getattr__(name: str) -> Any:
+    """Import an old name, with a warning."""
+    return deprecated_name(__name__, name, _OLD_NAMES, "streambroker.patterns")

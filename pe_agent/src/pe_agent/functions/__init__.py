@@ -24,6 +24,7 @@ from typing import Any, Generic, TypeVar
 
 from pe_agent.functions.typed_properties import as_properties
 from pe_agent.job.applied import NotAppliedError
+from pe_agent.job.arguments import ArgumentError, seconds
 from pe_agent.job.context import Job
 from pe_agent.job.port_client import PortClient
 from pe_agent.job.ports import Change, ExportPort, ImportPort, drop_null_fields
@@ -38,7 +39,7 @@ from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.matching import canonical_filter
 from streambroker_core.model import is_port_name
-from streambroker_core.model.durations import Duration, in_microseconds
+from streambroker_core.model.durations import Duration
 
 DONE, NO_PORT, INVALID, UNKNOWN = 0, 1, 2, 3
 PROGRAMMED = "programmed"
@@ -303,12 +304,13 @@ def _set(
     return Outcome(UNKNOWN, applied, late)
 
 
-def _to_seconds(timeout: object) -> float | None:
+def _to_seconds(timeout: Duration) -> float | None:
     """Return a duration above 0 in seconds; None for anything else."""
-    if isinstance(timeout, int | float):
-        return min(timeout, _MAX_SECONDS) if timeout > 0 else None
-    microseconds = in_microseconds(timeout)
-    return min(microseconds / 1_000_000, _MAX_SECONDS) if microseconds else None
+    try:
+        limit = min(seconds(timeout, "timeout"), _MAX_SECONDS)
+    except ArgumentError:
+        return None
+    return limit if limit > 0 else None
 
 
 def _wait_programmed(change: Change, deadline: float) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pe_agent import functions
+from pe_agent.job.applied import NotAppliedError
 from pe_agent.job.context import Job
 from pe_agent.job.send_control import Operators, SentControl, build_request, send_to_importers
 from streambroker_core.control.tuples import ALL_TARGETS, Delivery, Target
@@ -30,11 +30,10 @@ class SentControlUntilApplied:
 
         Without readers it counts as not applied.
         """
-        deadline = time.monotonic() + timeout
-        while not self._sent.applied():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.1)
+        try:
+            self._sent.wait_applied(timeout)
+        except NotAppliedError:
+            return False
         return True
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from enum import Enum
+from typing import TypeVar
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model.durations import FORMS, Duration, in_microseconds
@@ -52,16 +54,46 @@ class Missing(Choice):
     WAIT = "wait"
 
 
+_MOVED_KEYWORDS = {
+    "agents": "pe_agent.start(agents=…)",
+    "buckets": "options=OperatorOptions(buckets=…)",
+    "control": "control_file=…",
+    "counts": "options=OperatorOptions(counts=True)",
+    "figures": "options=OperatorOptions(metrics=True)",
+    "report": "options=OperatorOptions(report=True)",
+    "tell": "on_outcomes=…",
+    "watermark": "stream.with_watermark(column, delay)",
+}
+_C = TypeVar("_C", bound=Choice)
+
+
 def seconds(duration: Duration, name: str) -> float:
-    """Return a duration in seconds.
+    """Return a duration in seconds; a number is returned as it is.
 
     Raises:
         ArgumentError: the argument ``name`` is no duration.
     """
+    if isinstance(duration, int | float) and not isinstance(duration, bool):
+        number = float(duration)
+        if not math.isnan(number):
+            return number
     microseconds = in_microseconds(duration)
     if microseconds is None:
         raise ArgumentError(f"{name} is {duration!r}, which is no duration: {FORMS}.")
     return microseconds / 1_000_000
+
+
+def check_choice(kind: type[_C], value: str, name: str) -> str:
+    """Return the text of a choice.
+
+    Raises:
+        ArgumentError: the argument ``name`` has none of the values.
+    """
+    try:
+        return str(kind(value).value)
+    except ValueError:
+        known = " or ".join(repr(one.value) for one in kind)
+        raise ArgumentError(f"{name} is {value!r}; it has to be {known}.") from None
 
 
 def check_keywords(function: str, given: Mapping[str, object], known: Collection[str]) -> None:
@@ -69,5 +101,7 @@ def check_keywords(function: str, given: Mapping[str, object], known: Collection
     for name in given:
         if name not in known:
             near = get_close_matches(name, list(known), n=1)
-            meant = f". Did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{meant}")
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            if name in _MOVED_KEYWORDS:
+                hint = f". Use {_MOVED_KEYWORDS[name]}."
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")

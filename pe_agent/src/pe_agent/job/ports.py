@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pe_agent.job.applied import wait_applied
-from pe_agent.job.arguments import Congestion
+from pe_agent.job.arguments import Congestion, check_choice
 from pe_agent.job.context import JobContext
 from pe_agent.job.expression_errors import mark_expression_errors
 from pe_agent.job.port_client import PortClient
@@ -20,7 +20,7 @@ from pe_agent.job.send_control import SentControl, build_request, send_to_import
 from pe_agent.job.statuses import Route
 from pe_agent.transport.agent_client import send
 from streambroker_core.control.tuples import ALL_TARGETS, Delivery, Target
-from streambroker_core.deprecation import warn_deprecated
+from streambroker_core.deprecation import deprecated_name, warn_deprecated
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
 from streambroker_core.matching import canonical_filter
@@ -36,6 +36,7 @@ P = TypeVar("P")
 POLL_SECONDS = 0.02
 
 log = logging.getLogger("pe_agent")
+_OLD_NAMES = {"NotAppliedError": "pe_agent.job.applied"}
 
 
 class QueryActiveError(StreambrokerError):
@@ -54,7 +55,7 @@ class PortMissingError(StreambrokerError, KeyError):
 class PortsByName(dict[str, P]):
     """Ports by name; ``method`` of the PE makes a port of this ``kind``.
 
-    A port that this program has not made is found if its agent knows it.
+    ``ports[name]`` also finds a port that this program has not made, if its agent knows it.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class PortsByName(dict[str, P]):
         """Return a port that the agent knows; raise a PortMissingError that suggests a name."""
         found = self._find(str(name))
         if found is not None:
+            self[str(name)] = found
             return found
         near = get_close_matches(str(name), sorted(self), n=1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
@@ -380,12 +382,17 @@ class ExportPort(_Port):
         return send_to_importers(self._job, self.name, request_, request)
 
     def set_congestion_policy(self, policy: Congestion | str) -> Change:
-        """Set the policy to ``wait`` or ``drop``; a hint informs a waiting writer."""
+        """Set the policy to ``wait`` or ``drop``; a hint informs a waiting writer.
+
+        Raises:
+            ArgumentError: it is neither; nothing was changed.
+        """
+        policy = check_choice(Congestion, policy, "the policy")
         response = self._client.request("GET")
         spec = {k: v for k, v in response.body["spec"].items() if k not in ("job", "pe", "port")}
-        spec["congestionPolicy"] = str(policy)
+        spec["congestionPolicy"] = policy
         match = {"If-Match": response.headers["etag"]}
-        return self._put("", spec, {"congestionPolicy": str(policy)}, match)
+        return self._put("", spec, {"congestionPolicy": policy}, match)
 
     def is_applied(self, generation: int) -> bool:
         """Return whether the agent's view has it."""
@@ -401,12 +408,13 @@ class ExportPort(_Port):
 def is_known(job: JobContext, kind: str, name: str) -> bool:
     """Return whether the agent has a port by a declaration or in its view; False without it."""
     try:
-        status = send(job.agent, GetStatus())
+        status = send(job.agent, GetStatus(), timeout=2.0)
     except StreambrokerError:
         return False
+    exports = status.get("exports", ()) if kind == "export" else ()
     return (
-        f"{kind}/{name}" in status["declarations"]
-        or f"{job.key}/{name}" in status.get(f"{kind}s", ())
+        f"{kind}/{name}" in status.get("declarations", ())
+        or f"{job.key}/{name}" in exports
         or job.view_cache.port_in_view(kind, name) is not None
     )
 
@@ -421,3 +429,8 @@ def _is_active(query: StreamingQuery | None) -> bool:
 def drop_null_fields(streams: Sequence[Mapping[str, str | None]] | None) -> list[dict[str, str]]:
     """Return streams by name without their null fields."""
     return [{k: v for k, v in stream.items() if v is not None} for stream in streams or ()]
+
+
+def __getattr__(name: str) -> Any:
+    """Import an old name, with a warning."""
+    return deprecated_name(__name__, name, _OLD_NAMES, "streambroker")

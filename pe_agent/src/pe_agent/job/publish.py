@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pe_agent.datasource.options import format_ddl
-from pe_agent.job.arguments import ArgumentError, Congestion
+from pe_agent.job.arguments import (
+    ArgumentError,
+    Congestion,
+    check_choice,
+    check_keywords,
+    seconds,
+)
 from pe_agent.spark.batch_size import limit_batches_by_rows
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.spark.session import active_session
@@ -20,8 +26,12 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
+    from typing_extensions import Unpack
 
     from pe_agent.job.context import Job, JobContext
+
+
+_BUFFER_TIMES = ("maxAge", "grace", "waitLimit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +65,33 @@ class QueryStart:
         return writer if self.query_name is None else writer.queryName(self.query_name)
 
 
+class ExportSettings(TypedDict, total=False):
+    """Settings of an export; they declare the Export where it does not exist.
+
+    - ``stream_id``: name to be imported by; excludes ``properties``.
+    - ``properties``: description of the stream; values are text, numbers, booleans or lists of one.
+    - ``allow_filter``: whether importers may filter.
+    - ``congestion_policy``: ``wait`` or ``drop``.
+    - ``buffer``: ``{"maxBytes": "1Gi", "maxAge": "1h", "grace": "10m", "waitLimit": "30s"}``.
+    """
+
+    stream_id: str | None
+    properties: Mapping[str, Any] | None
+    allow_filter: bool | None
+    congestion_policy: Congestion | str | None
+    buffer: Mapping[str, Any] | None
+
+
 def publish(
     pe: Job,
     frame: DataFrame,
     port: str,
     *,
-    stream_id: str | None = None,
-    properties: Mapping[str, Any] | None = None,
-    allow_filter: bool | None = None,
-    congestion_policy: Congestion | str | None = None,
-    buffer: Mapping[str, Any] | None = None,
     checkpoint: str | Path,
     trigger: Mapping[str, Any] | None = None,
     query_name: str | None = None,
     redeclare: bool = False,
+    **settings: Unpack[ExportSettings],
 ) -> StreamingQuery:
     """Export a streaming DataFrame; starts and returns its query.
 
@@ -76,31 +99,20 @@ def publish(
         pe: PE of the export.
         frame: the streaming DataFrame.
         port: name of the export port.
-        stream_id: name to be imported by; excludes ``properties``.
-        properties: description of the stream; values are text, numbers, booleans or lists of one.
-        allow_filter: whether importers may filter.
-        congestion_policy: ``wait`` or ``drop``.
-        buffer: ``{"maxBytes": "1Gi", "maxAge": "1h", "grace": "10m", "waitLimit": "30s"}``.
         checkpoint: directory of the query's checkpoint.
         trigger: as for ``DataStreamWriter.trigger``, for instance
             ``{"processingTime": "1 second"}``.
         query_name: name of the query.
         redeclare: overwrite the Export that exists.
+        settings: ``stream_id``, ``properties``, ``allow_filter``, ``congestion_policy`` and
+            ``buffer``, as `ExportSettings` describes them.
 
     Raises:
         ArgumentError, PropertyError: nothing was declared or started.
     """
-    writer = export_writer(
-        pe,
-        frame,
-        port,
-        stream_id=stream_id,
-        properties=properties,
-        allow_filter=allow_filter,
-        congestion_policy=congestion_policy,
-        buffer=buffer,
-        redeclare=redeclare,
-    ).option("checkpointLocation", str(checkpoint))
+    check_keywords("publish", settings, ExportSettings.__annotations__)
+    writer = export_writer(pe, frame, port, redeclare=redeclare, **settings)
+    writer.option("checkpointLocation", checkpoint)
     if trigger is not None:
         writer.trigger(**trigger)
     if query_name is not None:
@@ -113,12 +125,8 @@ def export_writer(
     frame: DataFrame,
     port: str,
     *,
-    stream_id: str | None = None,
-    properties: Mapping[str, Any] | None = None,
-    allow_filter: bool | None = None,
-    congestion_policy: Congestion | str | None = None,
-    buffer: Mapping[str, Any] | None = None,
     redeclare: bool = False,
+    **settings: Unpack[ExportSettings],
 ) -> ExportWriter:
     """Return a writer that exports a streaming DataFrame, with the verbs of Spark's writer.
 
@@ -126,29 +134,21 @@ def export_writer(
         pe: PE of the export.
         frame: the streaming DataFrame.
         port: name of the export port.
-        stream_id: as for ``publish``, like the other settings.
-        properties: description of the stream.
-        allow_filter: whether importers may filter.
-        congestion_policy: ``wait`` or ``drop``.
-        buffer: limits of the buffer.
         redeclare: overwrite the Export that exists.
+        settings: as for ``publish``.
 
     Raises:
         ArgumentError, PropertyError: a setting is wrong; nothing was declared.
     """
-    spec = export_spec(
-        port,
-        stream_id=stream_id,
-        properties=properties,
-        allow_filter=allow_filter,
-        congestion_policy=congestion_policy,
-        buffer=buffer,
-    )
+    spec = export_spec("export_writer", port, settings)
     return ExportWriter(pe.context, frame, port, spec, redeclare=redeclare)
 
 
 class ExportWriter:
-    """A writer of one export; its methods are those of Spark's ``DataStreamWriter``."""
+    """Starts the query of one export, with ``option``, ``trigger``, ``queryName`` and ``start``.
+
+    The methods do what those of Spark's ``DataStreamWriter`` do.
+    """
 
     def __init__(
         self,
@@ -165,9 +165,17 @@ class ExportWriter:
         self._trigger: dict[str, Any] | None = None
         self._name: str | None = None
 
-    def option(self, key: str, value: bool | float | str) -> ExportWriter:
-        """Set an option of the query, for instance ``checkpointLocation``."""
-        self._options[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    def option(self, key: str, value: bool | float | str | Path | None) -> ExportWriter:
+        """Set an option of the query, for instance ``checkpointLocation``; None sets nothing."""
+        if value is not None:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            self._options[key.lower()] = text
+        return self
+
+    def options(self, **options: bool | float | str | Path | None) -> ExportWriter:
+        """Set several options of the query."""
+        for key, value in options.items():
+            self.option(key, value)
         return self
 
     def trigger(self, **trigger: Any) -> ExportWriter:
@@ -189,7 +197,7 @@ class ExportWriter:
             ArgumentError: the option ``checkpointLocation`` is missing; nothing was declared.
         """
         options = dict(self._options)
-        checkpoint = options.pop("checkpointLocation", None)
+        checkpoint = options.pop("checkpointlocation", None)
         if checkpoint is None:
             raise ArgumentError(
                 f"export {self._port} has no checkpoint, without which a restart would lose or"
@@ -203,35 +211,46 @@ class ExportWriter:
         return start_query(self._job, self._frame, sink, start, redeclare=self._redeclare)
 
 
-def export_spec(
-    port: str,
-    *,
-    stream_id: str | None = None,
-    properties: Mapping[str, Any] | None = None,
-    allow_filter: bool | None = None,
-    congestion_policy: Congestion | str | None = None,
-    buffer: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return settings of :func:`publish` as those of an Export; empty if there are none.
+def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, Any]:
+    """Return settings of a method as those of an Export; empty if there are none.
 
     Raises:
         ArgumentError, PropertyError: two exclude each other, or one is wrong.
+        TypeError: there is no such setting.
     """
-    if stream_id is not None and properties is not None:
+    check_keywords(method, settings, ExportSettings.__annotations__)
+    given = {name: value for name, value in settings.items() if value is not None}
+    if "stream_id" in given and "properties" in given:
         raise ArgumentError(
             f"export {port}: stream_id and properties exclude each other; give one of them."
         )
-    fields = {
-        "streamId": stream_id,
-        "properties": None if properties is None else normalise(properties),
-        "allowFilter": allow_filter,
-        "congestionPolicy": None if congestion_policy is None else str(congestion_policy),
-        "buffer": None if buffer is None else dict(buffer),
+    convert: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "stream_id": ("streamId", lambda value: value),
+        "properties": ("properties", normalise),
+        "allow_filter": ("allowFilter", lambda value: value),
+        "congestion_policy": (
+            "congestionPolicy",
+            lambda value: check_choice(Congestion, value, "congestion_policy"),
+        ),
+        "buffer": ("buffer", _buffer),
     }
-    spec = {name: value for name, value in fields.items() if value is not None}
-    if spec and stream_id is None:
+    spec = {}
+    for name, value in given.items():
+        field_name, function = convert[name]
+        spec[field_name] = function(value)
+    if spec and "stream_id" not in given:
         spec.setdefault("properties", {})
     return spec
+
+
+def _buffer(limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return limits of a buffer with numbers and timedeltas as text."""
+    return {
+        name: f"{seconds(value, f'buffer.{name}'):g}s"
+        if name in _BUFFER_TIMES and not isinstance(value, str | None)
+        else value
+        for name, value in limits.items()
+    }
 
 
 def start_query(
@@ -244,7 +263,7 @@ def start_query(
         job.add_export(port, None)
     sources, ports = job.queries.sources(frame), tuple(sink.exports)
     job.queries.announce(ports, sources)
-    options = {**job.agent_options(), **sink.options}
+    options = {**sink.options, **job.agent_options()}
     writer = frame.writeStream.format(sink.format).options(**options).outputMode("append")
     with (
         limit_batches_by_rows(frame.sparkSession, sink.sizing_schema or frame.schema),

@@ -1,46 +1,31 @@
 """What a job reads of its agent: routes, exports, readers, control tuples, as frozen dataclasses.
 
-Each is also the mapping that the agent sent: ``status["exports"]``, ``route["filter"]``. Numbers
-that have no attribute are there.
+Each is also the dictionary that the agent sent: ``status["exports"]``, ``route["filter"]``. It has
+numbers for which there is no attribute.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+_S = TypeVar("_S", bound="Status")
 
 
-@dataclass(frozen=True, eq=False)
-class Status(Mapping[str, Any]):
-    """A status with attributes, and the JSON that it was read from.
-
-    Attributes:
-        json: the whole status as the agent sent it.
-    """
-
-    json: Mapping[str, Any] = field(repr=False)
+class Status(dict[str, Any]):
+    """A status with attributes, which are read from the JSON that it is."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as the agent sent it."""
-        return dict(self.json)
-
-    def __getitem__(self, key: str) -> Any:
-        return self.json[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.json)
-
-    def __len__(self) -> int:
-        return len(self.json)
+        return dict(self)
 
     def _repr_html_(self) -> str:
         """Return a table of the attributes, for notebooks."""
         rows = "".join(
             f"<tr><th>{html.escape(one.name)}</th><td>{_cell(getattr(self, one.name))}</td></tr>"
-            for one in fields(self)
-            if one.repr
+            for one in fields(self)  # type: ignore[arg-type]  # each status is a dataclass
         )
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
@@ -64,11 +49,12 @@ class Route(Status):
     @classmethod
     def from_json(cls, route: Mapping[str, Any]) -> Route:
         """Return a route of an agent's view."""
-        return cls(
-            json=route,
+        return _made(
+            cls,
+            route,
             peer=route.get("export") or route["import"],
             filter=route.get("filter"),
-            policy=route["policy"],
+            policy=route.get("policy", "wait"),
             location=route.get("location"),
         )
 
@@ -102,17 +88,18 @@ class ReaderStatus(Status):
     @classmethod
     def from_json(cls, reader: Mapping[str, Any]) -> ReaderStatus:
         """Return a reader of an export's status."""
-        return cls(
-            json=reader,
+        return _made(
+            cls,
+            reader,
             import_=reader["import"],
-            alive=reader["alive"],
-            policy=reader["policy"],
-            lag_rows=reader["lagRows"],
-            lag_seconds=reader["lagSeconds"],
-            congestion=reader["congestion"],
-            delivered_rows=reader["delivered"],
-            dropped_rows=reader["dropped"][1],
-            lost_rows=reader["lost"][1],
+            alive=reader.get("alive", False),
+            policy=reader.get("policy", "wait"),
+            lag_rows=reader.get("lagRows", 0),
+            lag_seconds=reader.get("lagSeconds", 0.0),
+            congestion=reader.get("congestion", 0),
+            delivered_rows=reader.get("delivered", 0),
+            dropped_rows=reader.get("dropped", (0, 0))[1],
+            lost_rows=reader.get("lost", (0, 0))[1],
         )
 
 
@@ -139,14 +126,52 @@ class ExportStatus(Status):
     @classmethod
     def from_json(cls, export: Mapping[str, Any]) -> ExportStatus:
         """Return an export of an agent's status."""
-        return cls(
-            json=export,
-            published_rows=export["publishedRows"],
-            held_bytes=export["held"],
-            limit_bytes=export["limit"],
-            waiting_for=tuple(export["waiting_for"]),
-            ended=export["ended"],
-            readers={id_: ReaderStatus.from_json(r) for id_, r in export["readers"].items()},
+        return _made(
+            cls,
+            export,
+            published_rows=export.get("publishedRows", 0),
+            held_bytes=export.get("held", 0),
+            limit_bytes=export.get("limit", 0),
+            waiting_for=tuple(export.get("waiting_for", ())),
+            ended=export.get("ended", False),
+            readers={
+                id_: ReaderStatus.from_json(r) for id_, r in export.get("readers", {}).items()
+            },
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ImportStatus(Status):
+    """A reader of an import: one query, at the importing agent.
+
+    Attributes:
+        import_: key of the import, ``namespace/job/pe/port``.
+        alive: whether the query has asked for rows lately.
+        ended: whether all exports have ended and everything is read.
+        refused: why exporters refuse it, by export.
+        dropped_rows: rows that exporters dropped for it by policy.
+        lost_rows: rows lost for it without its consent.
+    """
+
+    import_: str
+    alive: bool
+    ended: bool
+    refused: Mapping[str, str]
+    dropped_rows: int
+    lost_rows: int
+
+    @classmethod
+    def from_json(cls, reader: Mapping[str, Any]) -> ImportStatus:
+        """Return a reader of an agent's status."""
+        return _made(
+            cls,
+            reader,
+            import_=reader["import"],
+            alive=reader.get("alive", False),
+            ended=reader.get("ended", False),
+            refused=reader.get("refused", {}),
+            dropped_rows=reader.get("dropped", (0, 0))[1],
+            lost_rows=reader.get("lost", (0, 0))[1],
         )
 
 
@@ -158,26 +183,33 @@ class PeStatus(Status):
         pe: its key, ``namespace/job/pe``.
         view: version of its routes, None while none are known.
         exports: its exports by port.
+        imports: the readers of its imports, by id; several queries may read one port.
         away: why an exporter's agent does not answer, by its address.
     """
 
     pe: str
     view: str | None
     exports: Mapping[str, ExportStatus]
+    imports: Mapping[str, ImportStatus]
     away: Mapping[str, str]
 
     @classmethod
     def from_json(cls, status: Mapping[str, Any]) -> PeStatus:
         """Return the status of an agent."""
-        return cls(
-            json=status,
+        return _made(
+            cls,
+            status,
             pe=status["pe"],
-            view=status["view"],
+            view=status.get("view"),
             exports={
                 key.rpartition("/")[2]: ExportStatus.from_json(export)
-                for key, export in status["exports"].items()
+                for key, export in status.get("exports", {}).items()
             },
-            away=status["imports"]["away"],
+            imports={
+                id_: ImportStatus.from_json(reader)
+                for id_, reader in status.get("imports", {}).get("readers", {}).items()
+            },
+            away=status.get("imports", {}).get("away", {}),
         )
 
 
@@ -187,6 +219,7 @@ class ControlStatus(Status):
 
     Attributes:
         id: its identity.
+        seq: its number in the log that it is sent by.
         applied: whether all readers have finished a window with it; False without readers.
         readers: whether each reader has, by reader id.
         stream: stream of the export that it is in; None before its first stream, and for the job's
@@ -195,6 +228,7 @@ class ControlStatus(Status):
     """
 
     id: str
+    seq: int
     applied: bool
     readers: Mapping[str, bool]
     stream: str | None
@@ -203,14 +237,23 @@ class ControlStatus(Status):
     @classmethod
     def from_json(cls, sent: Mapping[str, Any]) -> ControlStatus:
         """Return the state of a sent tuple."""
-        return cls(
-            json=sent,
+        return _made(
+            cls,
+            sent,
             id=str(sent["id"]),
+            seq=sent["seq"],
             applied=sent["applied"],
-            readers={one["reader"]: one["applied"] for one in sent["readers"]},
+            readers={one["reader"]: one["applied"] for one in sent.get("readers", ())},
             stream=sent.get("stream"),
             epoch=sent.get("epoch"),
         )
+
+
+def _made(kind: type[_S], json: Mapping[str, Any], **attributes: Any) -> _S:
+    """Return a status with its attributes and the JSON that they were read from."""
+    status = kind(**attributes)
+    status.update(json)
+    return status
 
 
 def _cell(value: Any) -> str:

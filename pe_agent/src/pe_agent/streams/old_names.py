@@ -65,6 +65,8 @@ def sql(
 ) -> Stream:
     """Deprecated: use ``streambroker.patterns.sql``."""
     options = OperatorOptions(buckets=buckets)
+    if "tell" in settings:
+        settings["on_outcomes"] = settings.pop("tell")
     return sql_patterns.sql(
         text, tables, factories, control_file=control, options=options, **settings
     )

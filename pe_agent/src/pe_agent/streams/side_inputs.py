@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeVar, cast
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeVar
 
 from pe_agent.aligned.operator_plan import plan_operator
 from pe_agent.aligned.options import OperatorOptions, with_old_settings
@@ -17,7 +18,7 @@ from pe_agent.aligned.row_steps import map_batches
 from pe_agent.aligned.runtime.hosting import parse_columns
 from pe_agent.aligned.timeout_ticks import TickPlan, tick_seconds, tick_source_plan
 from pe_agent.datasource.schemas import spark_to_arrow
-from pe_agent.job.arguments import Missing, seconds
+from pe_agent.job.arguments import Missing
 from pe_agent.side.map_partitions import PartitionJoiner
 from pe_agent.side.metrics_reporter import SideMetricsReporter
 from pe_agent.side.operator import METRICS_OUTPUT, METRICS_SCHEMA, SideOperatorFactory
@@ -31,7 +32,7 @@ from pe_agent.side.row_functions import (
 from pe_agent.side.tables.cache import cached_tables_for
 from pe_agent.side.tables.store import Table
 from pe_agent.streams.side_input import Given
-from streambroker_core.model.durations import Duration
+from streambroker_core.model.durations import FORMS, Duration, in_microseconds
 from streambroker_core.side import Enrich, SideInput, SideJoin, fixed, sliding
 from streambroker_core.side.definition import MAIN
 from streambroker_core.side.describe import explain
@@ -92,8 +93,12 @@ class SideInputs(Generic[Rows, Made]):
                 raise SideDefinitionError(
                     MAIN, f"{name} is not an option", f"there are: {', '.join(_OPTIONS)}"
                 )
-        if "lateness" in settings:
-            settings["lateness"] = seconds(settings["lateness"], "lateness")
+        lateness = settings.get("lateness")
+        if isinstance(lateness, str | timedelta):
+            micros = in_microseconds(lateness)
+            if micros is None:
+                raise SideDefinitionError(MAIN, f"{lateness!r} is not a valid lateness", FORMS)
+            settings["lateness"] = micros / 1_000_000
         return replace(self, settings={**self.settings, **settings})
 
     def window(self, size: Duration, slide: Duration | None = None) -> SideInputs[Rows, Made]:
@@ -134,7 +139,7 @@ class SideInputs(Generic[Rows, Made]):
             on=as_tuple(on),
             columns=tuple(columns),
             names=tuple((names or {}).items()),
-            missing=cast("Any", missing),
+            missing=_as_text(missing),
             version=version,
         )
         return replace(self, enrichments=(*self.enrichments, one))
@@ -270,7 +275,7 @@ class SideInputs(Generic[Rows, Made]):
         wait = Enrich(
             input=view,
             on=as_tuple(on),
-            missing=cast("Any", missing),
+            missing=_as_text(missing),
             only_wait=True,
         )
         sides = replace(self, enrichments=(*self.enrichments, wait))
@@ -494,11 +499,12 @@ class StatelessInputs(Generic[Rows, Made]):
         settings: Mapping[str, Any],
     ) -> Rows:
         if settings:
-            if (options := settings.get("options")) is not None:
-                settings = options.changed()
-            raise _stateless_error(
-                f"{_first_name(settings)} is a setting of an operator with state", "leave it out"
-            )
+            options = settings.get("options")
+            changed = options.changed() if isinstance(options, OperatorOptions) else {}
+            for one in (*changed, *(name for name in settings if name != "options")):
+                raise _stateless_error(
+                    f"{one} is a setting of an operator with state", "leave it out"
+                )
         join = self._define()
         build_layout(join)
         made = parse_columns(enriched_schema(join) if schema is None else schema)
@@ -532,6 +538,11 @@ def _union_control(
 def _describe_table(name: str, table: Table) -> str:
     when = "on request" if table.every is None else f"every {table.every:g} s"
     return f"`{name}` is table {table.name}, checked {when}; version {table.state().version} now."
+
+
+def _as_text(missing: str | None) -> Any:
+    """Return a choice as plain text: state has a digest of it."""
+    return None if missing is None else str(missing)
 
 
 def _first_name(settings: Mapping[str, Any]) -> str:

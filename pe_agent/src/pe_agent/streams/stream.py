@@ -21,11 +21,12 @@ from pe_agent.aligned.plan import OperatorNode, StreamPlan, plan_of
 from pe_agent.aligned.runtime.unpacker import BatchFunction
 from pe_agent.aligned.sinks import sink_for_outputs, sink_for_rows
 from pe_agent.datasource.schemas import Columns
-from pe_agent.job.publish import QueryStart, export_spec, start_query
+from pe_agent.job.publish import ExportSettings, QueryStart, export_spec, start_query
 from pe_agent.log.control_file import read_log_id
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.streams import old_methods
 from pe_agent.streams.side_inputs import SideInputs
+from streambroker_core.deprecation import deprecated_name
 from streambroker_core.errors import AlignedError
 from streambroker_core.model.durations import Duration
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from pe_agent.streams.side_input import Given
     from streambroker_core.cep.pattern.pattern import Pattern
     from streambroker_core.cep.pattern.rule import PatternProcessor
+
+_OLD_NAMES = {"control_aware": "pe_agent.streams.old_names"}
 
 
 @dataclass(frozen=True)
@@ -310,7 +313,7 @@ class Stream:
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
         redeclare: bool = False,
-        **settings: Any,
+        **settings: Unpack[ExportSettings],
     ) -> StreamingQuery:
         """Export rows and control tuples.
 
@@ -326,7 +329,7 @@ class Stream:
         Raises:
             AlignedError: the stream was made without a PE, or ``to_df`` refuses.
         """
-        plan, spec = self.plan, export_spec(port, **settings)
+        plan, spec = self.plan, export_spec("publish", port, settings)
         job, data = plan.require_job("publish"), plan.require_data("rows")
         plan.mark_used(again=again)
         if isinstance(data, OutputFrame) and not plan.control_frames:
@@ -366,6 +369,10 @@ class Outputs(Mapping[str, Stream]):
             )
         data = OutputFrame(frame=self._node.frame, output=tag, columns=schemas[tag])
         return Stream(replace(self._plan, data=data))
+
+    def get(self, tag: str, default: Any = None) -> Any:
+        """Return an output, or ``default`` if there is none of that name."""
+        return self[tag] if tag in self else default  # noqa: SIM401 - this is `get`
 
     def __contains__(self, tag: object) -> bool:
         return tag in self._node.schemas
@@ -436,7 +443,7 @@ class OperatorStream(Stream):
             output: (
                 port,
                 node.schemas[output],
-                export_spec(port, properties=export_properties.get(output)),
+                export_spec("publish_outputs", port, {"properties": export_properties.get(output)}),
             )
             for output, port in ports.items()
         }
@@ -567,3 +574,8 @@ def control_stream(spark: SparkSession, path: str | Path) -> Stream:
     """
     read_log_id(Path(path))
     return Stream(control_source_plan(spark, ControlFileSource, path=str(path)))
+
+
+def __getattr__(name: str) -> Any:
+    """Import an old name, with a warning."""
+    return deprecated_name(__name__, name, _OLD_NAMES, "streambroker")

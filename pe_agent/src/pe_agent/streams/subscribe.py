@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from pe_agent.datasource.options import SOURCE_FIELD, fetch_schema
 from pe_agent.datasource.schemas import Columns, as_ddl
-from pe_agent.job.arguments import ArgumentError, OnCongestion, StartAt, check_keywords
+from pe_agent.job.arguments import (
+    ArgumentError,
+    OnCongestion,
+    StartAt,
+    check_choice,
+    check_keywords,
+)
 from pe_agent.job.expression_errors import mark_expression_errors
 from pe_agent.spark.session import active_session
 from streambroker_core.control.tuples.payloads import type_name
@@ -81,6 +87,9 @@ def subscribe(
     old: dict[str, Any] = settings  # type: ignore[assignment]
     if "control" in old:
         warn_deprecated("subscribe(control=)", "subscribe_stream()")
+        if not old["control"]:  # as before, without control these have no effect
+            old.pop("mergeable", None)
+            old.pop("control_log", None)
     if old.pop("control", False):
         stream: Any = subscribe_stream(pe, port, subscription, **old)
         return stream  # type: ignore[no-any-return]
@@ -217,7 +226,11 @@ def _import_spec(port: str, subscription: str | None, settings: ImportSettings) 
         "start": settings.get("start"),
         "onCongestion": settings.get("on_congestion"),
     }
-    return spec | {name: str(value) for name, value in more.items() if value is not None}
+    if more["start"] is not None:
+        more["start"] = check_choice(StartAt, more["start"], "start")
+    if more["onCongestion"] is not None:
+        more["onCongestion"] = check_choice(OnCongestion, more["onCongestion"], "on_congestion")
+    return spec | {name: value for name, value in more.items() if value is not None}
 
 
 def _select_columns(schema: Schema, columns: Sequence[str] | None) -> Schema:

@@ -20,10 +20,17 @@ _MODULES = {
         "PortMissingError",
         "QueryActiveError",
     ],
-    "pe_agent.job.publish": ["ExportWriter"],
+    "pe_agent.job.publish": ["ExportSettings", "ExportWriter"],
     "pe_agent.job.send_control": ["SentControl"],
     "pe_agent.job.settings": ["AgentOptions", "AgentTls", "BrokerAuth"],
-    "pe_agent.job.statuses": ["ControlStatus", "ExportStatus", "PeStatus", "ReaderStatus", "Route"],
+    "pe_agent.job.statuses": [
+        "ControlStatus",
+        "ExportStatus",
+        "ImportStatus",
+        "PeStatus",
+        "ReaderStatus",
+        "Route",
+    ],
     "pe_agent.pe": ["PE", "start"],
     "pe_agent.spark.query_failure": ["Failure", "cause"],
     "pe_agent.streams.subscribe": ["ImportSettings"],
@@ -49,8 +56,5 @@ _MODULES = {
     "streambroker_core.control.tuples": ["ControlTuple", "Delivery", "Limits", "Target"],
     "streambroker_core.errors": ["AlignedError", "StreambrokerError"],
 }
-__getattr__, __all__ = lazy_names(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "functions", "operators", "patterns", "side", "testing"]
+_SUBMODULES = ("errors", "functions", "operators", "patterns", "side", "testing")
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES, _SUBMODULES)

@@ -12,6 +12,7 @@ from pe_agent.job.ports import ExportPort as ExportPort
 from pe_agent.job.ports import ImportPort as ImportPort
 from pe_agent.job.ports import PortMissingError as PortMissingError
 from pe_agent.job.ports import QueryActiveError as QueryActiveError
+from pe_agent.job.publish import ExportSettings as ExportSettings
 from pe_agent.job.publish import ExportWriter as ExportWriter
 from pe_agent.job.send_control import SentControl as SentControl
 from pe_agent.job.settings import AgentOptions as AgentOptions
@@ -19,6 +20,7 @@ from pe_agent.job.settings import AgentTls as AgentTls
 from pe_agent.job.settings import BrokerAuth as BrokerAuth
 from pe_agent.job.statuses import ControlStatus as ControlStatus
 from pe_agent.job.statuses import ExportStatus as ExportStatus
+from pe_agent.job.statuses import ImportStatus as ImportStatus
 from pe_agent.job.statuses import PeStatus as PeStatus
 from pe_agent.job.statuses import ReaderStatus as ReaderStatus
 from pe_agent.job.statuses import Route as Route
@@ -39,6 +41,12 @@ from pe_agent.transport.broker_client import ChangeRefusedError as ChangeRefused
 from pe_agent.transport.broker_client import UnknownPortError as UnknownPortError
 from pe_agent.transport.broker_client import WrongKindError as WrongKindError
 from pe_agent.transport.flight_errors import AgentUnreachableError as AgentUnreachableError
+from streambroker import errors as errors
+from streambroker import functions as functions
+from streambroker import operators as operators
+from streambroker import patterns as patterns
+from streambroker import side as side
+from streambroker import testing as testing
 from streambroker_core.cep.pattern.pattern import Pattern as Pattern
 from streambroker_core.control.operators.operator import Input as Input
 from streambroker_core.control.operators.operator import Operator as Operator

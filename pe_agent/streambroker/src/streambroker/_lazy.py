@@ -8,19 +8,23 @@ from typing import Any
 
 
 def lazy_names(
-    package: str, modules: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], Any], list[str]]:
-    """Return ``__getattr__`` and ``__all__`` of a module.
+    package: str, modules: Mapping[str, Sequence[str]], submodules: Sequence[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a module.
 
     Args:
         package: the module, as its ``__name__``.
         modules: the public names by the module that has them.
+        submodules: its own modules, which are imported on first use, too.
     """
     places = {name: module for module, names in modules.items() for name in names}
 
     def get(name: str) -> Any:
+        if name in submodules:
+            return importlib.import_module(f"{package}.{name}")
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(places[name]), name)
 
-    return get, sorted(places)
+    names = sorted(places)
+    return get, lambda: sorted([*names, *submodules]), names

@@ -23,8 +23,4 @@ _MODULES = {
         "set_import_subscription",
     ],
 }
-__getattr__, __all__ = lazy_names(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

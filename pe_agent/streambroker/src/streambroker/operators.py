@@ -13,8 +13,4 @@ _MODULES = {
     "streambroker_core.control.tuples": ["ControlTuple", "Delivery", "Limits", "Target"],
     "streambroker_core.errors": ["AlignedError"],
 }
-__getattr__, __all__ = lazy_names(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

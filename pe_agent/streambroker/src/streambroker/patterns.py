@@ -34,8 +34,4 @@ _MODULES = {
     "streambroker_core.cep.pattern.pattern": ["Pattern", "Skip"],
     "streambroker_core.cep.pattern.rule": ["PatternProcessor"],
 }
-__getattr__, __all__ = lazy_names(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

@@ -35,8 +35,4 @@ _MODULES = {
         "sliding",
     ],
 }
-__getattr__, __all__ = lazy_names(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

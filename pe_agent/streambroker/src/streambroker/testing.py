@@ -7,8 +7,4 @@ from streambroker._lazy import lazy_names
 _MODULES = {
     "pe_agent.spark.local_session": ["CONF", "SMALL", "JavaMissingError", "session"],
 }
-__getattr__, __all__ = lazy_names(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

@@ -123,11 +123,11 @@ class PeriodicPatternProcessorDiscoverer(ABC):
 
         Raises:
             ArgumentError: it is no duration.
-            ValueError: it is a number that is not above 0.
+            ValueError: it is not above 0.
         """
-        if isinstance(interval, int | float) and not interval > 0:
-            raise ValueError(f"an interval of {interval} s: it has to be above 0")
         self.interval = seconds(interval, "interval")
+        if not self.interval > 0:
+            raise ValueError(f"an interval of {interval} s: it has to be above 0")
         self.problem: str | None = None
         self._error: Exception | None = None
         self._failures = 0

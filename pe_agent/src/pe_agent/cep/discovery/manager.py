@@ -51,7 +51,7 @@ class PatternProcessorManager:
         """
         if "tell" in old:
             warn_deprecated("PatternProcessorManager(tell=)", "on_outcomes=")
-            on_outcomes = old.pop("tell")
+            on_outcomes = old.pop("tell") or on_outcomes
         check_keywords("PatternProcessorManager", old, ("apply", "context", "rules", "on_outcomes"))
         self._apply, self._on_outcomes = apply, on_outcomes
         self._context = context or RuleContext()

@@ -86,7 +86,7 @@ class Table:
     Attributes:
         name: its name in the store.
         schema: its columns, those of its first version.
-        every: a duration between two checks; None to check only on request.
+        every: seconds between two checks; None to check only on request.
         folder: the folder of its versions.
     """
 

@@ -1,0 +1,99 @@
+"""Arguments of a job's program: durations in all forms, choices, keywords, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import streambroker as sb
+from pe_agent.job.arguments import check_choice, check_keywords, seconds
+from pe_agent.job.publish import ExportSettings, export_spec
+from pe_agent.streams.subscribe import _import_spec
+from streambroker.operators import Limits, OperatorOptions
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("1m", 60.0),
+        ("PT2S", 2.0),
+        (timedelta(hours=1), 3600.0),
+        (5, 5.0),
+        (-1, -1.0),
+        (math.inf,) * 2,
+    ],
+)
+def test_a_duration_has_many_forms(given: Any, expected: float) -> None:
+    assert seconds(given, "linger") == expected
+
+
+@pytest.mark.parametrize("given", ["soon", None, math.nan, True, [1]])
+def test_what_is_no_duration_is_refused_by_name(given: Any) -> None:
+    with pytest.raises(sb.ArgumentError, match=r"linger is .*, which is no duration: write"):
+        seconds(given, "linger")
+
+
+def test_a_choice_is_its_text_everywhere() -> None:
+    assert (f"{sb.Congestion.DROP}", str(sb.Missing.WAIT), json.dumps(sb.StartAt.LATEST)) == (
+        "drop", "wait", '"latest"',
+    )  # fmt: skip
+    assert check_choice(sb.Congestion, sb.Congestion.WAIT, "p") == "wait"
+    with pytest.raises(sb.ArgumentError, match=r"p is 'wiat'; it has to be 'wait' or 'drop'"):
+        check_choice(sb.Congestion, "wiat", "p")
+
+
+def test_settings_of_ports_are_checked_before_anything_is_declared() -> None:
+    spec = export_spec(
+        "publish",
+        "out",
+        {"buffer": {"maxAge": timedelta(minutes=1), "grace": 5, "waitLimit": "30s"}},
+    )
+    assert spec["buffer"] == {"maxAge": "60s", "grace": "5s", "waitLimit": "30s"}
+    with pytest.raises(sb.ArgumentError, match="congestion_policy is 'wiat'"):
+        export_spec("publish", "out", {"congestion_policy": "wiat"})
+    with pytest.raises(
+        TypeError, match=r"publish\(\) got .* 'propertes'. Did you mean 'properties'"
+    ):
+        export_spec("publish", "out", cast(ExportSettings, {"propertes": {}}))
+    with pytest.raises(
+        sb.ArgumentError, match="start is 'lastest'; it has to be 'latest' or 'earl"
+    ):
+        _import_spec("in", "a == 1", {"start": "lastest"})
+
+
+def test_a_keyword_that_moved_is_named_with_its_place() -> None:
+    with pytest.raises(TypeError, match=r"match\(\) got .* 'buckets'. Use options=OperatorOptions"):
+        check_keywords("match", {"buckets": 4}, ["key"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"buckets": "8"}, "buckets is '8'"),
+        ({"limits": 5}, "limits is 5"),
+        ({"on_invalid": "skip"}, "on_invalid is 'skip'"),
+    ],
+)
+def test_options_of_an_operator_are_checked_when_they_are_made(settings: Any, why: str) -> None:
+    assert OperatorOptions(buckets=8, limits=Limits()).changed() == {
+        "buckets": 8,
+        "limits": Limits(),
+    }
+    with pytest.raises(sb.AlignedError, match=why):
+        OperatorOptions(**settings)
+
+
+def test_start_refuses_settings_of_another_type(tmp_path: Path) -> None:
+    with pytest.raises(sb.ArgumentError, match=r"agent is {.*}: it has to be AgentOptions"):
+        sb.start(cast(Any, None), job="feed", data_dir=tmp_path, agent=cast(Any, {"host": "h"}))
+
+
+def test_a_choice_does_not_change_what_state_has_a_digest_of() -> None:
+    from pe_agent.streams.side_inputs import _as_text
+
+    assert repr(_as_text(sb.Missing.WAIT)) == repr("wait")
