@@ -3,7 +3,7 @@
 import os
 
 import streambroker as sb
-from pe_agent.spark.local_session import session
+from streambroker.testing import session
 
 BROKER = os.environ.get("STREAMBROKER_URL", "http://127.0.0.1:8470")
 

@@ -53,7 +53,7 @@ def collected(made: Stream, checkpoint: Path) -> dict[int, list[dict[str, Any]]]
 
 def main(run: Callable[[SparkSession, Path], Any]) -> None:
     """Run an example by itself, and print what it comes to."""
-    from pe_agent.spark.local_session import SMALL, session
+    from streambroker.testing import SMALL, session
 
     with tempfile.TemporaryDirectory(prefix="streambroker-example-") as folder:
         spark = session("control tuples", conf=SMALL)

@@ -125,7 +125,7 @@ def await_rules(current: Callable[[], Iterable[object]], count: int) -> None:
 
 
 if __name__ == "__main__":
-    from pe_agent.spark.local_session import SMALL, session
+    from streambroker.testing import SMALL, session
 
     with tempfile.TemporaryDirectory(prefix="streambroker-example-") as place:
         started = session("patterns", conf=SMALL)

@@ -13,7 +13,7 @@ from typing import Any
 import streambroker as sb
 from flights.orders import answer, obey, phase
 from flights.tables import FLIGHTS, WEATHER, ddl
-from pe_agent.spark.local_session import SMALL, session
+from streambroker.testing import SMALL, session
 
 JOB = "airports"
 PROPERTIES: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 import streambroker as sb
 from flights.orders import answer, obey, phase
-from pe_agent.spark.local_session import SMALL, session
+from streambroker.testing import SMALL, session
 
 PORT = "in"
 

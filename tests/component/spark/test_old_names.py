@@ -81,7 +81,9 @@ def test_patterns_and_side_inputs_of_old_names_have_their_old_settings(
         sides = trades.with_side_inputs(rates=side.side_map(table, key="currency"))
         made = sides.enrich("rates", on="currency").to_stream(figures=True, buckets=2)
         assert list(made.outputs) == ["out", "errors", "late", "figures"]
-        with pytest.raises(aligned.AlignedError, match="to_stream has no setting bucket; options"):
+        with pytest.raises(
+            TypeError, match=r"to_stream\(\) got .* 'bucket'. Did you mean 'buckets'"
+        ):
             sides.to_stream(bucket=2)
     assert {
         "pe_agent.cep.pattern", "pe_agent.cep.pattern_processors", "PatternStream.processors",

@@ -498,13 +498,14 @@ class StatelessInputs(Generic[Rows, Made]):
         name: str,
         settings: Mapping[str, Any],
     ) -> Rows:
-        if settings:
-            options = settings.get("options")
-            changed = options.changed() if isinstance(options, OperatorOptions) else {}
-            for one in (*changed, *(name for name in settings if name != "options")):
-                raise _stateless_error(
-                    f"{one} is a setting of an operator with state", "leave it out"
-                )
+        given = dict(settings)
+        options = given.pop("options", None)
+        if isinstance(options, OperatorOptions):
+            given |= options.changed()
+        if given:
+            raise _stateless_error(
+                f"{_first_name(given)} is a setting of an operator with state", "leave it out"
+            )
         join = self._define()
         build_layout(join)
         made = parse_columns(enriched_schema(join) if schema is None else schema)
