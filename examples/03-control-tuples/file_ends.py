@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Any
 import feeding
 import pyarrow as pa
 
-from pe_agent.aligned.file_ends import PATH_COLUMN, EndOfFile, FileEnds
-from streambroker.operators import ControlTuple, OperatorOptions, TypedOperator, handles, stream
+from streambroker.operators import (
+    PATH_COLUMN,
+    ControlTuple,
+    EndOfFile,
+    FileEnds,
+    OperatorOptions,
+    TypedOperator,
+    handles,
+    stream,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

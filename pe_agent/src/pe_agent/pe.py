@@ -246,6 +246,9 @@ class PE:
     def _add_export(self, port: str, query: StreamingQuery | None) -> None:
         self.exports[port] = ExportPort(self.context, port, query=query)
 
+    def __repr__(self) -> str:
+        return f"PE('{self.key}')"
+
     def _find_import(self, name: str) -> ImportPort | None:
         known = is_known(self.context, "import", name)
         return ImportPort(self.context, name) if known else None

@@ -249,12 +249,20 @@ def test_python_functions_may_be_called_where_no_control_is_among_the_rows(rate:
 
 
 def test_other_operations_of_spark_are_not_there_and_say_what_to_do(rate: Stream) -> None:
+    assert repr(rate) == "Stream(timestamp timestamp, value bigint)"
+    with pytest.raises(AttributeError, match=r"a Stream has no aply\. Did you mean 'apply'\?"):
+        _ = rate.aply
+    with pytest.raises(AttributeError, match="no outputs. Outputs are of an operator"):
+        _ = rate.outputs
     with pytest.raises(AttributeError, match=r"no groupBy: Spark would lose.*transform"):
         rate.groupBy("value")
 
 
 def test_a_second_query_of_an_operator_is_refused_unless_it_is_asked_for(rate: Stream) -> None:
     made = rate.apply(Multiply)
+    assert repr(made) == (
+        "OperatorStream('Multiply': timestamp timestamp, value bigint; outputs out)"
+    )
     made.to_df()
     with pytest.raises(AlignedError, match="operator Multiply is already part of a query"):
         made.where("value > 0").to_df()

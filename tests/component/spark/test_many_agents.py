@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pe_agent.agent.process import read_address
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.flight_errors import AgentUnreachableError
@@ -21,6 +23,7 @@ from support.spark.session import SECONDS, Session, exporter_status
 SCHEMA = "line bigint, price double, name string"
 
 
+@pytest.mark.filterwarnings("ignore:agents= of pe_agent.start:DeprecationWarning")
 def test_rows_from_three_agents_arrive_once_whichever_of_them_is_killed(
     jobs: Session, tmp_path: Path
 ) -> None:

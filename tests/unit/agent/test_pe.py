@@ -66,6 +66,7 @@ def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() 
     assert calls == [("publisher.renounce", {"export": "out", "query": "query-1"})]
 
 
+@pytest.mark.filterwarnings("ignore:agents= of pe_agent.start:DeprecationWarning")
 @pytest.mark.parametrize("agents", [0, -1, MAX_AGENTS + 1])
 def test_a_job_has_from_one_to_so_many_agents(agents: int) -> None:
     with pytest.raises(ShardAgentsInvalidError, match=f"from 1 to {MAX_AGENTS} agents"):

@@ -140,7 +140,8 @@ def job_of(key: str) -> str:
 
 def _label(text: str) -> str:
     if not is_label(text):
-        raise ManifestError(path="", reason=f"{text!r} is not a DNS label")
+        form = "lower-case letters, digits and hyphens, at most 63"
+        raise ManifestError(path="", reason=f"{text!r} is not a DNS label: {form}")
     return text
 
 

@@ -16,6 +16,7 @@ from streambroker_core.control.runtime.buckets import MAX_BUCKETS
 from streambroker_core.control.runtime.packing import RANK_BITS
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model.schema import Column, to_ddl
+from streambroker_core.wire.agent_rpc.job import GetView
 from streambroker_core.wire.agent_rpc.reader import GetSchema
 
 if TYPE_CHECKING:
@@ -180,8 +181,15 @@ def fetch_schema(agent: AgentClient, port: str) -> str:
             return ddl
     raise SchemaUnknownError(
         f"import {port} has no match after {SCHEMA_WAIT_SECONDS:.0f} s, so its columns are not"
-        " known. Start the exporter first, or give them with schema=."
+        f" known.{_refusal(agent, port)} Start the exporter first, or pass schema=."
     )
+
+
+def _refusal(agent: AgentClient, port: str) -> str:
+    """Return a sentence about an export that fits but is refused; empty if there is none."""
+    view = send(agent, GetView()).view or {}
+    refused = view.get("imports", {}).get(port, {}).get("refused", ())
+    return "".join(f" Export {r['export']} is refused: {r['message']}" for r in refused[:1])
 
 
 def format_ddl(schema: StructType) -> str:

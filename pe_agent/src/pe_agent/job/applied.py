@@ -20,14 +20,14 @@ class NotAppliedError(StreambrokerError):
 
 
 def wait_applied(
-    check: Callable[[], _T | None], timeout: Duration, what: str, *, every: float
+    check: Callable[[], _T | None], timeout: Duration, explain: Callable[[], str], *, every: float
 ) -> _T:
     """Return the first result of ``check`` that is not None.
 
     Args:
         check: returns None while it is not applied.
         timeout: a duration.
-        what: a sentence for the error, without its end.
+        explain: returns the first part of the error, before the time.
         every: seconds between two calls.
 
     Raises:
@@ -40,5 +40,5 @@ def wait_applied(
         if applied is not None:
             return applied
         if time.monotonic() >= deadline:
-            raise NotAppliedError(f"{what} after {limit:g} s.")
+            raise NotAppliedError(f"{explain()} after {limit:g} s.")
         time.sleep(every)

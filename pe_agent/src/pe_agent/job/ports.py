@@ -122,8 +122,10 @@ class Change:
         return wait_applied(
             partial(port.find_applied, self.generation),
             timeout,
-            f"generation {self.generation} of {port.kind} {port.name} is accepted, but not seen"
-            " applied (is the query running, and the agent connected to the broker?)",
+            lambda: (
+                f"generation {self.generation} of {port.kind} {port.name} is accepted, but not seen"
+                " applied (is the query running, and the agent connected to the broker?)"
+            ),
             every=POLL_SECONDS,
         )
 
@@ -136,6 +138,9 @@ class _Port:
     def __init__(self, job: JobContext, name: str, *, deadline: float = math.inf) -> None:
         self._job, self.name = job, name
         self._client = PortClient(job, self.kind, name, deadline=deadline)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}('{self._job.key}/{self.name}')"
 
     @property
     def routes(self) -> list[Route]:

@@ -66,10 +66,17 @@ class SentControl:
         return wait_applied(
             self._applied_state,
             timeout,
-            f"control tuple {self.id} is sent, but not all its readers have finished a window"
-            " with it",
+            self._explain_wait,
             every=POLL_SECONDS,
         )
+
+    def _explain_wait(self) -> str:
+        missing = [reader for reader, applied in self.state().readers.items() if not applied]
+        if missing:
+            why = f"readers {', '.join(missing)} have not finished a window with it"
+        else:
+            why = "it has no reader (is a query running that was made with subscribe_stream?)"
+        return f"control tuple {self.id} is sent, but {why}"
 
     def _applied_state(self) -> ControlStatus | None:
         state = self.state()

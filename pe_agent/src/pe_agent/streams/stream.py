@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,6 +21,7 @@ from pe_agent.aligned.options import OperatorOptions
 from pe_agent.aligned.plan import OperatorNode, StreamPlan, plan_of
 from pe_agent.aligned.runtime.unpacker import BatchFunction
 from pe_agent.aligned.sinks import sink_for_outputs, sink_for_rows
+from pe_agent.datasource.options import format_ddl
 from pe_agent.datasource.schemas import Columns
 from pe_agent.job.publish import ExportSettings, QueryStart, export_spec, start_query
 from pe_agent.log.control_file import read_log_id
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 _OLD_NAMES = {"control_aware": "pe_agent.streams.old_names"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stream:
     """A stream of rows and control tuples.
 
@@ -340,14 +342,33 @@ class Stream:
         start = QueryStart(checkpoint, trigger, query_name)
         return start_query(job, frame, sink, start, redeclare=redeclare)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({_describe(self)})"
+
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise AttributeError(
+        raise AttributeError(name if name.startswith("_") else _explain_missing(self, name))
+
+
+def _describe(stream: Stream) -> str:
+    """Return the columns of a stream."""
+    return "control tuples" if stream.plan.data is None else format_ddl(stream.schema())
+
+
+def _explain_missing(stream: Stream, name: str) -> str:
+    """Return why a stream has no attribute of a name, and what to do."""
+    from pyspark.sql import DataFrame
+
+    if hasattr(DataFrame, name):
+        return (
             f"a stream with control tuples has no {name}: Spark would lose, double or reorder"
             " them there. Use where, select, with_columns, map_batches, union or an operator; or"
             " transform(lambda frame: …) for the rows alone, or to_df() to drop control tuples."
         )
+    near = get_close_matches(name, [one for one in dir(stream) if one[0] != "_"], n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    if name == "outputs":
+        hint = " Outputs are of an operator: take them directly after apply, match or a join."
+    return f"a {type(stream).__name__} has no {name}.{hint}"
 
 
 class Outputs(Mapping[str, Stream]):
@@ -387,7 +408,7 @@ class Outputs(Mapping[str, Stream]):
         return f"Outputs({', '.join(self)})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OperatorStream(Stream):
     """The first output of an operator; the others are in ``outputs``."""
 
@@ -401,6 +422,11 @@ class OperatorStream(Stream):
         return Outputs(self.plan, self.node())
 
     __getitem__ = old_methods.output
+
+    def __repr__(self) -> str:
+        node = self.node()
+        columns = format_ddl(self.schema())
+        return f"{type(self).__name__}({node.name!r}: {columns}; outputs {', '.join(node.schemas)})"
 
     def publish_outputs(
         self,
@@ -504,7 +530,7 @@ class OperatorStream(Stream):
         return next(node for node in self.plan.nodes.values() if node.frame is data.frame)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PatternStream(OperatorStream):
     """Matches; in ``outputs`` ``timeouts``, ``late``, ``errors`` and one for each function.
 

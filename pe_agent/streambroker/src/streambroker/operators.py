@@ -5,6 +5,7 @@ from __future__ import annotations
 from streambroker._lazy import lazy_names
 
 _MODULES = {
+    "pe_agent.aligned.file_ends": ["PATH_COLUMN", "EndOfFile", "FileEnds"],
     "pe_agent.aligned.options": ["OperatorOptions"],
     "pe_agent.log.control_file": ["ControlFile"],
     "pe_agent.streams.stream": ["OperatorStream", "Stream", "apply", "control_stream", "stream"],

@@ -1,5 +1,8 @@
 """Types of the names that the module imports on first use."""
 
+from pe_agent.aligned.file_ends import PATH_COLUMN as PATH_COLUMN
+from pe_agent.aligned.file_ends import EndOfFile as EndOfFile
+from pe_agent.aligned.file_ends import FileEnds as FileEnds
 from pe_agent.aligned.options import OperatorOptions as OperatorOptions
 from pe_agent.log.control_file import ControlFile as ControlFile
 from pe_agent.streams.stream import OperatorStream as OperatorStream
