@@ -252,7 +252,7 @@ def test_other_operations_of_spark_are_not_there_and_say_what_to_do(rate: Stream
     assert repr(rate) == "Stream(timestamp timestamp, value bigint)"
     with pytest.raises(AttributeError, match=r"a Stream has no aply\. Did you mean 'apply'\?"):
         _ = rate.aply
-    with pytest.raises(AttributeError, match="no outputs. Outputs are of an operator"):
+    with pytest.raises(AttributeError, match=r"no outputs\. Outputs are of an operator"):
         _ = rate.outputs
     with pytest.raises(AttributeError, match=r"no groupBy: Spark would lose.*transform"):
         rate.groupBy("value")
