@@ -243,10 +243,7 @@ class SideOperator(Operator):
         return explain(self.join)
 
     def metrics(self) -> dict[str, Any]:
-        """Return sizes and counts of this bucket, by side input and for waiting rows.
-
-        Broadcast side inputs count in every bucket; waiting rows and keyed side inputs in one.
-        """
+        """Return sizes and counts of this bucket; broadcast side inputs count in each bucket."""
         return self._state.metrics()
 
     def figures(self) -> dict[str, Any]:
