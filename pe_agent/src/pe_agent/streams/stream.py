@@ -21,7 +21,6 @@ from pe_agent.aligned.options import OperatorOptions
 from pe_agent.aligned.plan import OperatorNode, StreamPlan, plan_of
 from pe_agent.aligned.runtime.unpacker import BatchFunction
 from pe_agent.aligned.sinks import sink_for_outputs, sink_for_rows
-from pe_agent.datasource.options import format_ddl
 from pe_agent.datasource.schemas import Columns
 from pe_agent.job.publish import ExportSettings, QueryStart, export_spec, start_query
 from pe_agent.log.control_file import read_log_id
@@ -351,7 +350,9 @@ class Stream:
 
 def _describe(stream: Stream) -> str:
     """Return the columns of a stream."""
-    return "control tuples" if stream.plan.data is None else format_ddl(stream.schema())
+    if stream.plan.data is None:
+        return "control tuples"
+    return ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in stream.schema().fields)
 
 
 def _explain_missing(stream: Stream, name: str) -> str:
@@ -425,8 +426,8 @@ class OperatorStream(Stream):
 
     def __repr__(self) -> str:
         node = self.node()
-        columns = format_ddl(self.schema())
-        return f"{type(self).__name__}({node.name!r}: {columns}; outputs {', '.join(node.schemas)})"
+        outputs = ", ".join(node.schemas)
+        return f"{type(self).__name__}({node.name!r}: {_describe(self)}; outputs {outputs})"
 
     def publish_outputs(
         self,
