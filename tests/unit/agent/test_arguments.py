@@ -25,6 +25,7 @@ from streambroker.operators import Limits, OperatorOptions
         (timedelta(hours=1), 3600.0),
         (5, 5.0),
         (-1, -1.0),
+        (10**400, math.inf),
         (math.inf,) * 2,
     ],
 )

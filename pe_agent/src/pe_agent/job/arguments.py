@@ -54,6 +54,8 @@ class Missing(Choice):
     WAIT = "wait"
 
 
+_LONGEST = 1e300
+"""Seconds from which a duration is for ever; larger integers are no floating-point numbers."""
 _MOVED_KEYWORDS = {
     "agents": "pe_agent.start(agents=…)",
     "buckets": "options=OperatorOptions(buckets=…)",
@@ -74,7 +76,7 @@ def seconds(duration: Duration, name: str) -> float:
         ArgumentError: the argument ``name`` is no duration.
     """
     if isinstance(duration, int | float) and not isinstance(duration, bool):
-        number = float(duration)
+        number = float(max(-_LONGEST, duration)) if duration <= _LONGEST else math.inf
         if not math.isnan(number):
             return number
     microseconds = in_microseconds(duration)
