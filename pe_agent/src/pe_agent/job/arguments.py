@@ -76,9 +76,10 @@ def seconds(duration: Duration, name: str) -> float:
         ArgumentError: the argument ``name`` is no duration.
     """
     if isinstance(duration, int | float) and not isinstance(duration, bool):
-        number = float(max(-_LONGEST, duration)) if duration <= _LONGEST else math.inf
-        if not math.isnan(number):
-            return number
+        if duration > _LONGEST:
+            return math.inf
+        if duration <= _LONGEST:  # false for NaN
+            return float(max(-_LONGEST, duration))
     microseconds = in_microseconds(duration)
     if microseconds is None:
         raise ArgumentError(f"{name} is {duration!r}, which is no duration: {FORMS}.")
