@@ -38,7 +38,7 @@ def test_an_operator_of_old_names_gives_its_outputs_by_tag(
     feed = Feed(spark, tmp_path / "in", COLUMNS)
     feed.put(k=[1, 2], v=[3, 4])
     made = feed.stream.through(lambda frame: frame).key_by("k").control_aware(
-        Multiply, schema=Multiply.SCHEMA, buckets=2, report="told", counts="counted"
+        Multiply, schema=Multiply.SCHEMA, buckets=2, report="reached", counts="counted"
     )  # fmt: skip
     found: dict[int, dict[str, int]] = {}
 
@@ -47,14 +47,14 @@ def test_an_operator_of_old_names_gives_its_outputs_by_tag(
 
     query = made.for_each_window(take, checkpoint=tmp_path / "ck", trigger={"availableNow": True})
     query.awaitTermination()
-    assert list(found[0]) == ["out", "told", "counted"]
+    assert list(found[0]) == ["out", "reached", "counted"]
     assert found[0]["out"] == 2
-    assert made["told"].schema().names == made.outputs["told"].schema().names
+    assert made["reached"].schema().names == made.outputs["reached"].schema().names
     by_function = aligned.control_aware(Multiply, feed.stream.key_by("k"), schema=Multiply.SCHEMA)
     assert list(by_function.outputs) == ["out"]
     assert names(warned) == {
         "Stream.through", "Stream.control_aware", "for_each_window(f(id, rows))",
-        "stream['told']", "pe_agent.aligned.control_aware",
+        "stream['reached']", "pe_agent.aligned.control_aware",
     }  # fmt: skip
 
 

@@ -160,7 +160,7 @@ class Exporting(Query):
                 return
 
     def _enough(self) -> bool:
-        """Wait as long as was asked for between two batches; whether it was told to end."""
+        """Wait as long as was asked for between two batches; return whether it has to end."""
         time.sleep(self.plan_.get("pace", 0.0))
         return (Path(self.plan_["folder"]) / "enough").exists()
 

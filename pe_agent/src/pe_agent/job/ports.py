@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -130,7 +131,7 @@ class Change:
         )
 
 
-class _Port:
+class _Port(ABC):
     """A port of a PE; requests to the broker end at ``deadline`` (monotonic)."""
 
     kind = ""
@@ -203,9 +204,9 @@ class _Port:
         answer = self._client.put(subresource, body, fields, headers=headers)
         return Change(int(answer["generation"]), answer.get("routes", {}), self)
 
+    @abstractmethod
     def is_applied(self, generation: int) -> bool:
         """Return whether a change applies; a port without readers needs none."""
-        raise NotImplementedError
 
     def find_applied(self, generation: int) -> Mapping[str, Any] | None:
         """Return where a change applies; None while it does not, or the agent does not answer."""
@@ -214,8 +215,8 @@ class _Port:
         except StreambrokerError:
             return None
 
-    def _get_applied(self, generation: int) -> Mapping[str, Any] | None:
-        raise NotImplementedError
+    @abstractmethod
+    def _get_applied(self, generation: int) -> Mapping[str, Any] | None: ...
 
 
 class ImportPort(_Port):
