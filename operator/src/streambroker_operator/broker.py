@@ -11,7 +11,7 @@ from typing import Protocol
 
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.errors import AddressError, OpenError
-from streambroker_operator.rest import create_app
+from streambroker_operator.rest.app import create_app
 from streambroker_operator.rest.guard.connections import connection_limit
 from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.rest.listen import listen

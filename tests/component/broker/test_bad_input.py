@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streambroker_operator.agents.hint_sender import HintSender
-from streambroker_operator.rest import create_app
+from streambroker_operator.rest.app import create_app
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.sqlite_store import Store
 from support.brokers.brokers import EXPORT, IMPORT, Answer, Rest, running_broker

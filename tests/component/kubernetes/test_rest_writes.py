@@ -15,7 +15,7 @@ from streambroker_core.board import Board, ImportApplied
 from streambroker_core.model import PortKey
 from streambroker_core.wire.manifests.ports import read_manifest
 from streambroker_operator.agents.hint_sender import HintSender
-from streambroker_operator.rest import create_app
+from streambroker_operator.rest.app import create_app
 from streambroker_operator.runtime.runtime import Runtime
 from support.brokers.brokers import Rest
 from support.brokers.commands import Cli

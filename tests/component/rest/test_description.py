@@ -11,7 +11,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from streambroker_operator.agents.hint_sender import HintSender
-from streambroker_operator.rest import create_app
+from streambroker_operator.rest.app import create_app
 from streambroker_operator.rest.http.openapi import description
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.sqlite_store import Store

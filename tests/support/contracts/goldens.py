@@ -52,8 +52,8 @@ from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.cli import app as commands
 from streambroker_operator.cli.io.errors import exit_code
 from streambroker_operator.kubernetes.observability.metrics import BrokerGauges, Metrics
-from streambroker_operator.rest import create_app
 from streambroker_operator.rest.agents import control
+from streambroker_operator.rest.app import create_app
 from streambroker_operator.rest.http.openapi import description
 from streambroker_operator.rest.http.responses import problem_answer
 from streambroker_operator.runtime.runtime import Runtime

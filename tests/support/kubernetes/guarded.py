@@ -16,7 +16,7 @@ from streambroker_operator.kubernetes.auth.authorize import Authorizer
 from streambroker_operator.kubernetes.auth.middleware import ClusterGuard
 from streambroker_operator.kubernetes.auth.token_review import Authenticator, ReviewClient
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
-from streambroker_operator.rest import create_app
+from streambroker_operator.rest.app import create_app
 from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.sqlite_store import Store

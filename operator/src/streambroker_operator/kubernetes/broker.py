@@ -42,8 +42,8 @@ from streambroker_operator.kubernetes.watch.kopf_feeder import KopfFeeder
 from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
 from streambroker_operator.kubernetes.webhook.review import review
 from streambroker_operator.kubernetes.webhook.server import Webhook
-from streambroker_operator.rest import create_app
 from streambroker_operator.rest.agents.reports import REPORTS
+from streambroker_operator.rest.app import create_app
 from streambroker_operator.rest.guard.connections import connection_limit
 from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.rest.listen import listen

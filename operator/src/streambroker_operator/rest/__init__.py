@@ -1,5 +1,1 @@
-"""The broker's REST interface under ``/api/subscriptions``."""
-
-from streambroker_operator.rest.app import create_app
-
-__all__ = ["create_app"]
+"""The broker's REST interface under ``/api/subscriptions``: `app.create_app` builds it."""
