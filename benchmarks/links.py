@@ -50,7 +50,7 @@ class Linked:
             host="127.0.0.1",
             token=resolve_token(None, None),
         )
-        self._ear = self.link._registration.hint
+        self._ear = self.link._registrar.wanted.hint
 
     def _note(self, view: View) -> None:
         now = time.perf_counter()
@@ -63,7 +63,7 @@ class Linked:
     def hints(self, on: bool) -> None:
         """Let the broker know where hints go."""
         hint = self._ear if on else NOWHERE
-        self.link._registration = replace(self.link._registration, hint=hint)
+        self.link._registrar.wanted = replace(self.link._registrar.wanted, hint=hint)
         self.link._register()
 
 

@@ -70,7 +70,7 @@ async def test_a_registered_agent_comes_through_while_the_api_server_is_away(
 
     broker.away = True
     broker.shown.clear()
-    link._next_registration = 0.0
+    link._registrar._next = 0.0
     await rounds(link)
     declared = await asyncio.to_thread(link._client.request, "PUT", PORT, EXPORT)
     await rounds(link)
@@ -148,7 +148,7 @@ async def test_with_an_embedded_broker_nothing_is_signed(
         link = linked(embedded.url, "first-token-of-feed")
         await rounds(link, 2)
         if tokens:
-            link._token.value = "another-token-of-feed"
+            link._registrar._token.value = "another-token-of-feed"
             with pytest.raises(BrokerRefusedError):
                 await rounds(link)
     finally:

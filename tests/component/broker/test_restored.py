@@ -79,7 +79,7 @@ def test_ports_are_declared_again_to_a_broker_with_an_empty_file(
     assert world.imports() == ["in"]
     world.lose(restore=False)
     if registers_first:
-        world.link._next_registration = 0.0
+        world.link._registrar._next = 0.0
     world.link._sync()
 
     assert world.imports() == ["in"]
@@ -98,7 +98,7 @@ def test_ports_are_declared_again_to_a_broker_with_an_older_file(
     world.link._sync()
     world.lose(restore=True)
     if registers_first:
-        world.link._next_registration = 0.0
+        world.link._registrar._next = 0.0
     world.link._sync()
     assert world.link._wake.is_set()
     world.link._sync()
@@ -115,7 +115,7 @@ def registrations(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     request = world.link._client.request
 
     def counted(method: str, path: str, *rest: Any, **more: Any) -> BrokerAnswer:
-        if path == world.link._path:
+        if path == world.link._registrar.path:
             asked.append(method)
         return request(method, path, *rest, **more)
 
@@ -143,8 +143,8 @@ def test_an_agent_registers_again_where_the_broker_knows_an_older_address(
 ) -> None:
     world.link._sync()
     world.save()
-    moved = replace(world.link._registration, location="grpc+tcp://127.0.0.1:2")
-    world.link._registration = moved
+    moved = replace(world.link._registrar.wanted, location="grpc+tcp://127.0.0.1:2")
+    world.link._registrar.wanted = moved
     world.link._sync()
     world.lose(restore=True)
     asked = registrations(world, monkeypatch)
@@ -173,7 +173,7 @@ def test_an_agent_registers_again_with_another_token(
 ) -> None:
     world.link._sync()
     asked = registrations(world, monkeypatch)
-    world.link._token.value = "another"
+    world.link._registrar._token.value = "another"
     world.link._sync()
     world.link._sync()
 
@@ -184,7 +184,7 @@ def test_a_port_that_somebody_deleted_is_not_declared_again(world: World) -> Non
     world.declare()
     world.link._sync()
     world.client.request("DELETE", "/job/alerts/pe/0/import/in")
-    world.link._next_registration = 0.0
+    world.link._registrar._next = 0.0
     world.link._sync()
     world.link._sync()
 

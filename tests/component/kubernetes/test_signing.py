@@ -38,7 +38,7 @@ def test_a_registered_agent_registers_and_polls_without_the_api_server(
         change = pod.token, "PUT", pod.at("/import/in/filter"), {"filter": "price > 1.0"}
         until(lambda: broker.call(*change)[0] == 503, 40.0, "no review is left")
         assert broker.call(pod.token, "GET", pod.path)[0] == 200, "the last review lets it read"
-        link._next_registration = 0.0
+        link._registrar._next = 0.0
         polls = link.status()["polls"]
         link._sync()
 

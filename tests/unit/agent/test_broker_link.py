@@ -151,14 +151,14 @@ def test_an_agent_of_many_changes_tells_of_them_with_its_polls(
     # One change, one half a second later, and one long after these.
     for pause in (0.5, 5.0, 0.0):
         link._poll()
-        pauses.append(link._acknowledge_delay())
+        pauses.append(link._acknowledgement.limit(60.0))
         now[0] += pause
 
     assert sent == [False, True, True]
     assert pauses == [ACKNOWLEDGE_SECONDS, BUSY_ACKNOWLEDGE_SECONDS, BUSY_ACKNOWLEDGE_SECONDS]
     assert BUSY_ACKNOWLEDGE_SECONDS < SETTLE_S
     now[0] += BUSY_SECONDS
-    assert link._acknowledge_delay() == ACKNOWLEDGE_SECONDS
+    assert link._acknowledgement.limit(60.0) == ACKNOWLEDGE_SECONDS
 
 
 def test_a_poll_says_which_exports_have_ended_and_what_changes_meanwhile_is_reported_at_once(
