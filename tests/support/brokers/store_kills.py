@@ -29,9 +29,9 @@ from types import FrameType
 from typing import Any
 
 from streambroker_core.board import Board
-from streambroker_core.diagnose import Forecast, Proposal, Removal
+from streambroker_core.diagnose import Forecast, Proposal
 from streambroker_core.matching import ScanMatcher
-from streambroker_core.model import PeKey, Resource
+from streambroker_core.model import PeKey, Removal, Resource
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.responses import RequestKey

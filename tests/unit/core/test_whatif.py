@@ -19,13 +19,12 @@ from streambroker_core.board import (
 from streambroker_core.diagnose import (
     BoardCopy,
     Proposal,
-    Removal,
     forecast,
     render_forecast,
     take_snapshot,
 )
 from streambroker_core.matching import Match, expression_problem, import_filter_problem, match
-from streambroker_core.model import Export, Import, Kind, Resource, Route, kind_of, name_of
+from streambroker_core.model import Export, Import, Kind, Removal, Resource, Route, kind_of, name_of
 from support.core.resources import board_of, export_of, import_of, picture, port
 
 PRICE = [{"name": "price", "type": "double"}]

@@ -15,7 +15,6 @@ from streambroker_core.diagnose.forecast import (
     Forecast,
     Proposal,
     ProposalProblem,
-    Removal,
     forecast,
 )
 from streambroker_core.diagnose.lint import (
@@ -46,7 +45,6 @@ __all__ = [
     "Proposal",
     "ProposalProblem",
     "Ranking",
-    "Removal",
     "collect_lint_input",
     "collect_offered",
     "contradiction",

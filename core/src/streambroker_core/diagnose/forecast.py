@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from streambroker_core.board import BoardReader
 from streambroker_core.board.admission import CutRoute, cut_reason, find_put_problem
@@ -21,21 +21,13 @@ from streambroker_core.model import (
     Import,
     Kind,
     PeKey,
-    PortKey,
+    Removal,
     Resource,
     Route,
     kind_of,
     name_of,
     route_order,
 )
-
-
-class Removal(NamedTuple):
-    """A port whose resource is to be deleted; with a name, only if the resource has that name."""
-
-    kind: Kind
-    key: PortKey
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,6 +112,14 @@ class PortKey(NamedTuple):
         return cls(namespace=pe.namespace, job=pe.job, pe=pe.pe, port=port)
 
 
+class Removal(NamedTuple):
+    """A port whose resource is to be deleted; with a name, only if the resource has that name."""
+
+    kind: Kind
+    key: PortKey
+    name: str = ""
+
+
 class RuleKey(NamedTuple):
     """Key of a rule of a job; its text is ``namespace/job/id``."""
 

@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from streambroker_core.diagnose import Removal
-from streambroker_core.model import Kind, PeKey, kind_of, name_of
+from streambroker_core.model import Kind, PeKey, Removal, kind_of, name_of
 from streambroker_core.wire.manifests.ports import PLURALS
 from streambroker_operator.cli.io.client import BrokerClient, pe_path
 from streambroker_operator.cli.io.errors import (

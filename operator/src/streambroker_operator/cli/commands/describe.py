@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from streambroker_core.matching import NEAR
 from streambroker_operator.cli.commands.diagnose import fetch_explanation
 from streambroker_operator.cli.commands.get import WHAT
 from streambroker_operator.cli.commands.top import COLUMNS, METRIC_COLUMNS
@@ -177,6 +176,8 @@ def _advice(
         return [REMEDIES.get(reason, "See the message above.")]
     reasons = list(dict.fromkeys(str(pair["reason"]) for pair in near))
     if has_route or has_findings:
+        from streambroker_core.matching import NEAR
+
         reasons = [reason for reason in reasons if reason in NEAR]
     if not reasons and not has_route and not has_findings:
         return ["There is nothing to connect to yet: `streambroker get exports,imports`."]

@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from streambroker_core.errors import SubscriptionError
-from streambroker_core.expression import parse
 from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.event_stream import RESET, Event, follow_events
@@ -117,6 +116,8 @@ def _match_filter(text: str | None, targets: Sequence[Target]) -> Callable[[Item
         return lambda _: True
     if any(target.kinds != ("exports",) for target in targets):
         raise UsageError("--match tests the properties of exports: `get exports --match EXPR`.")
+    from streambroker_core.expression import parse
+
     try:
         expression = parse(text, "subscription")
     except SubscriptionError as error:

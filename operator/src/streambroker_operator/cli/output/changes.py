@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from streambroker_core.diagnose import Removal
-from streambroker_core.model import Resource
+from streambroker_core.model import Removal, Resource
 from streambroker_core.wire.manifests.ports import write_manifest, write_spec
 from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import (
