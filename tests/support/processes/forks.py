@@ -7,6 +7,7 @@ arguments)`` is performed in a new process, which first answers with its process
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import select
@@ -118,10 +119,12 @@ def _perform(connection: Connection) -> int:
     except BaseException as error:
         traceback.print_exc()
         code = getattr(error, "code", "")
-        connection.send(("failed", f"{type(error).__name__} {code}: {error}"))
-        return 1
-    connection.send(("done", result))
-    return 0
+        answer = ("failed", f"{type(error).__name__} {code}: {error}")
+    else:
+        answer = ("done", result)
+    with contextlib.suppress(BrokenPipeError):  # the process that waits may have been killed
+        connection.send(answer)
+    return 1 if answer[0] == "failed" else 0
 
 
 def main() -> None:
