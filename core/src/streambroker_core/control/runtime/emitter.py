@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -92,18 +92,27 @@ class EmittedControl(NamedTuple):
 Emission = EmittedRows | EmittedControl
 
 
+@dataclass(slots=True)
+class _Output:
+    """What was emitted to one output: the next sequence, the schema of rows, ids of tuples."""
+
+    tag: str
+    next: int
+    schema: pa.Schema | None = None
+    sent: set[str] = field(default_factory=set)
+
+
 class EmitBuffer:
     """Collects an operator's emissions; implements ``operator.Emitter``."""
 
     def __init__(
         self, stage: Stage, window: Window, outputs: tuple[str, ...], thread: Callable[[], int]
     ) -> None:
-        self._stage, self._window, self._outputs = stage, window, outputs
+        self._stage, self._window = stage, window
         self._thread, self._owner_thread = thread, thread()
-        self._next = dict.fromkeys(outputs, sequence(part=window.bucket))
+        first = sequence(part=window.bucket)
+        self._outputs = {tag: _Output(tag, first) for tag in outputs}
         self._seq = self._bytes = self._tuples = 0
-        self._schemas: dict[str, pa.Schema] = {}
-        self._sent: dict[str, set[str]] = {tag: set() for tag in outputs}
         self._phase, self._forward_counts = 0, dict[Delivery, int]()
         self.emitted: list[Emission] = []
         self.counts: dict[Delivery, int] = {}
@@ -121,18 +130,19 @@ class EmitBuffer:
             OperatorError: another thread, no such output, or another schema than before.
         """
         self._check_thread()
-        tag = self._output(output)
-        schema = self._schemas.setdefault(tag, batch.schema)
-        if not schema.equals(batch.schema):
+        to = self._output(output)
+        if to.schema is None:
+            to.schema = batch.schema
+        elif not to.schema.equals(batch.schema):
             raise OperatorError(
                 f"operator {self._stage.operator} emits rows with the columns"
-                f" {_describe_columns(batch.schema)} to output {tag}, and before with"
-                f" {_describe_columns(schema)}:"
+                f" {_describe_columns(batch.schema)} to output {to.tag}, and before with"
+                f" {_describe_columns(to.schema)}:"
                 " an output has one schema."
             )
         if batch.num_rows:
-            self.emitted.append(EmittedRows(output=tag, seq=self._next[tag], batch=batch))
-            self._next[tag] += batch.num_rows
+            self.emitted.append(EmittedRows(output=to.tag, seq=to.next, batch=batch))
+            to.next += batch.num_rows
             self.rows += batch.num_rows
 
     def emit_control(
@@ -153,17 +163,17 @@ class EmitBuffer:
             ControlLimitError: there are too many, or they are too large.
         """
         self._check_thread()
-        tags = self._outputs if output is None else (self._output(output),)
+        outputs = self._outputs.values() if output is None else (self._output(output),)
         if isinstance(payload, ControlTuple):
-            self._emit_to(payload, tags, new=False)
+            self._emit_to(payload, outputs, new=False)
             return payload
         control = self._make_control(payload, parse_delivery(delivery), at, target, once)
-        self._emit_to(control, tags, new=True)
+        self._emit_to(control, outputs, new=True)
         return control
 
     def forward(self, control: ControlTuple) -> bool:
         """Forward a received tuple to all outputs; return False if they all have it already."""
-        return self._emit_to(control, self._outputs, new=False)
+        return self._emit_to(control, self._outputs.values(), new=False)
 
     def _make_control(
         self,
@@ -204,16 +214,16 @@ class EmitBuffer:
             target=target,
         )
 
-    def _emit_to(self, control: ControlTuple, outputs: tuple[str, ...], *, new: bool) -> bool:
+    def _emit_to(self, control: ControlTuple, outputs: Iterable[_Output], *, new: bool) -> bool:
         id_, sent = control.id, False
-        for tag in outputs:
-            if id_ in self._sent[tag]:
+        for to in outputs:
+            if id_ in to.sent:
                 continue
             if new and not sent:
                 self._check_limits(control)
             sent = True
-            self._sent[tag].add(id_)
-            self.emitted.append(EmittedControl(tag, self._position(control, tag, new), control))
+            to.sent.add(id_)
+            self.emitted.append(EmittedControl(to.tag, self._position(control, to, new), control))
         if not sent:
             return False
         if not new:
@@ -223,10 +233,10 @@ class EmitBuffer:
         self.counts[control.delivery] = self.counts.get(control.delivery, 0) + 1
         return True
 
-    def _position(self, control: ControlTuple, tag: str, new: bool) -> int:
+    def _position(self, control: ControlTuple, to: _Output, new: bool) -> int:
         if control.delivery is Delivery.IMMEDIATE:
-            self._next[tag] += 1
-            return self._next[tag] - 1
+            to.next += 1
+            return to.next - 1
         return self._phase | (self._forward_counts.get(control.delivery, 0) + (not new))
 
     def _check_limits(self, control: ControlTuple) -> None:
@@ -248,15 +258,15 @@ class EmitBuffer:
                 " calls it: collect in that thread, and emit in the next callback."
             )
 
-    def _output(self, output: str | None) -> str:
-        if output is None and self._outputs:
-            return self._outputs[0]
-        if output not in self._outputs:
+    def _output(self, tag: str | None) -> _Output:
+        if tag is None and self._outputs:
+            return next(iter(self._outputs.values()))
+        if tag not in self._outputs:
             names = ", ".join(self._outputs) or "none"
             raise OperatorError(
-                f"operator {self._stage.operator} has no output {output}; it has {names}."
+                f"operator {self._stage.operator} has no output {tag}; it has {names}."
             )
-        return output
+        return self._outputs[tag]
 
 
 def _describe_columns(schema: pa.Schema) -> str:
