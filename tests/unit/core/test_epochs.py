@@ -215,6 +215,6 @@ def test_a_reader_that_came_when_nobody_held_anything_claims_until_it_is_away_be
     assert made.retention.held_bytes(15.1) == 0
     made.planner.plan(ask(lease=5), 16)
     assert made.retention.held_bytes(16) == 300
-    made.retention.renew("r", 30)
+    made.claims.renew("r", 30)
     assert made.retention.held_bytes(40) == 300
     assert made.retention.held_bytes(40.1) == 0

@@ -49,8 +49,8 @@ def test_a_sign_of_life_keeps_the_claims() -> None:
     made = ledger(max_bytes=100, grace=10)
     put(made, "A", 3)
     made.planner.plan(ask(lease=5), 0)
-    made.retention.renew("r", 100)
-    made.retention.renew("nobody", 100)
+    made.claims.renew("r", 100)
+    made.claims.renew("nobody", 100)
     made.retention.sweep(109)
     assert retained(made) == [0, 1, 2]
 
@@ -59,7 +59,7 @@ def test_a_reader_that_left_in_order_keeps_its_claims_for_grace() -> None:
     made = ledger(max_bytes=100, grace=10)
     put(made, "A", 3)
     made.planner.plan(ask(lease=5), 0)
-    made.retention.end_lease("r", 1)
+    made.claims.end_lease("r", 1)
     made.retention.sweep(11)
     assert retained(made) == [0, 1, 2]
     made.retention.sweep(11.1)

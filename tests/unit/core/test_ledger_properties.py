@@ -105,7 +105,7 @@ class Claims(RuleBasedStateMachine):
         """Let go as the agent does: epochs, then streams that nobody misses."""
         self.ledger.retention.sweep(self.now)
         for stream in list(self.ledger.streams.values()):
-            if not stream.sealed or stream.epochs or self.ledger.retention.is_unread(stream.id):
+            if not stream.sealed or stream.epochs or self.ledger.claims.is_unread(stream.id):
                 break
             self.ledger.forget_stream(stream.id)
 
@@ -140,7 +140,7 @@ class Claims(RuleBasedStateMachine):
 
     def _renew(self, query: Query) -> None:
         query.until = self.now + LEASE
-        self.ledger.retention.renew(query.id, query.until)
+        self.ledger.claims.renew(query.id, query.until)
 
     # -- the readers -------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class Claims(RuleBasedStateMachine):
         if which in self.queries:
             query = self.queries[which]
             query.alive, query.until = False, self.now
-            self.ledger.retention.end_lease(query.id, self.now)
+            self.ledger.claims.end_lease(query.id, self.now)
 
     # -- what always holds -------------------------------------------------------------------
 

@@ -257,7 +257,7 @@ def test_a_reader_of_a_drained_and_removed_stream_is_still_informed_of_its_loss(
     put(made, "B", 1)
     made.retention.sweep(100)
     assert retained(made, "A") == []
-    assert made.retention.is_unread("A")
+    assert made.claims.is_unread("A")
     with pytest.raises(DataLossError):
         made.planner.plan(ask({"A": 1}, has_opened=True), 101)
 
@@ -267,9 +267,9 @@ def test_a_stream_that_every_reader_has_finished_is_not_wanted() -> None:
     put(made, "A", 2)
     made.planner.plan(ask(), 0)
     put(made, "B", 1)
-    assert made.retention.is_unread("A")
+    assert made.claims.is_unread("A")
     made.planner.plan(ask({"A": 2, "B": 0}, has_opened=True), 0)
-    assert not made.retention.is_unread("A")
+    assert not made.claims.is_unread("A")
     made.forget_stream("A")
     assert planned(made.planner.plan(ask({"A": 2, "B": 0}, has_opened=True), 0)) == {"B": (0, 1)}
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from streambroker_core.ledger.epochs import Epoch, Stream
 from streambroker_core.ledger.planner import Planner
-from streambroker_core.ledger.retention import Reader, Retention, RetentionLimits
+from streambroker_core.ledger.retention import Claims, Reader, Retention, RetentionLimits
 from streambroker_core.ledger.routes import Routes
 
 
@@ -26,16 +26,19 @@ class Ledger:
     Attributes:
         streams: by id, in the order in which they were opened.
         readers: by id.
-        retention: claims of the readers, and removal of epochs.
+        claims: which epochs the readers claim.
+        retention: limits of the log, and removal of epochs.
         routes: the exporter's route table.
         planner: plans for the readers.
     """
 
     def __init__(self, limits: RetentionLimits | None = None) -> None:
-        self.retention = Retention(limits)
-        self.streams, self.readers = self.retention.streams, self.retention.readers
+        limits = limits or RetentionLimits()
+        self.claims = Claims(limits.grace)
+        self.retention = Retention(self.claims, limits)
+        self.streams, self.readers = self.claims.streams, self.claims.readers
         self.routes = Routes()
-        self.planner = Planner(self.retention, self.routes)
+        self.planner = Planner(self.claims, self.retention, self.routes)
 
     def open(self, stream: str) -> None:
         """Open a stream and seal its predecessors."""
@@ -52,12 +55,12 @@ class Ledger:
     def forget_stream(self, stream: str) -> None:
         """Drop a sealed stream without epochs, and its cursors; its id stays known."""
         del self.streams[stream]
-        self.retention.forgotten.add(stream)
+        self.claims.forgotten.add(stream)
         for reader in self.readers.values():
             reader.cursors.pop(stream, None)
             reader.resume.pop(stream, None)
             reader.agreed_losses.pop(stream, None)
-        self.retention.forget_fronts()
+        self.claims.forget_fronts()
 
     def set_routes(self, policies: Mapping[str, str], revoked: Iterable[str] = ()) -> None:
         """Apply the exporter's route table: policy (``wait`` or ``drop``) by import.
@@ -77,16 +80,16 @@ class Ledger:
                 self._route(reader, policy)
             elif reader.import_ in before:
                 reader.routed = False
-        self.retention.forget_fronts()
+        self.claims.forget_fronts()
 
     def _route(self, reader: Reader, policy: str) -> None:
         if policy != reader.policy:
             if reader.is_dropping:
-                self.retention.accept_losses(reader)
+                self.claims.accept_losses(reader)
             reader.policy, reader.demoted = policy, False
         if not reader.routed:
             reader.routed = True
-            self.retention.accept_losses(reader)
+            self.claims.accept_losses(reader)
             for stream in self.streams.values():
                 latest = reader.start == "latest"
                 reader.resume[stream.id] = stream.next if latest else stream.first_available()

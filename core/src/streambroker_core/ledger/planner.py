@@ -21,7 +21,7 @@ from streambroker_core.ledger.losses import (
 from streambroker_core.ledger.offset import PlannedRange, sum_losses
 from streambroker_core.ledger.plan import Plan, PlanRequest
 from streambroker_core.ledger.plan_budget import PlanBudget, is_republished
-from streambroker_core.ledger.retention import Cursor, Reader, Retention
+from streambroker_core.ledger.retention import Claims, Cursor, Reader, Retention
 from streambroker_core.ledger.routes import NotRoutedError, Routes
 
 MAX_READERS = 1_000
@@ -53,10 +53,10 @@ class Planner:
         evicted: ids of forgotten readers; the caller empties the list.
     """
 
-    def __init__(self, retention: Retention, routes: Routes) -> None:
-        self._retention, self._routes = retention, routes
-        self._streams, self._readers = retention.streams, retention.readers
-        self._forgotten = retention.forgotten
+    def __init__(self, claims: Claims, retention: Retention, routes: Routes) -> None:
+        self._claims, self._retention, self._routes = claims, retention, routes
+        self._streams, self._readers = claims.streams, claims.readers
+        self._forgotten = claims.forgotten
         self.evicted: list[str] = []
 
     def plan(self, request: PlanRequest, now: float) -> Plan:
@@ -71,7 +71,7 @@ class Planner:
         """
         self._routes.check_revoked(request.import_)
         self.check_call(request)
-        with self._retention.tracking_fronts(request.reader, now):
+        with self._claims.tracking_fronts(request.reader, now):
             return self._plan(request, now)
 
     def check_call(self, request: PlanRequest) -> None:
@@ -135,7 +135,7 @@ class Planner:
     ) -> list[PlannedRange]:
         """Return a plan for each stream to read; raise `DataLossError` on unexpected loss."""
         planned: list[PlannedRange] = []
-        reads = self._retention.reads_stream
+        reads = self._claims.reads_stream
         for stream in [s for s in self._streams.values() if reads(reader, s)]:
             cursor = reader.cursors.setdefault(stream.id, Cursor(next=0))
             if stream.id not in request.positions:
@@ -204,7 +204,7 @@ class Planner:
         idle = [
             r
             for r in self._readers.values()
-            if r.lease_expires < now and not self._retention.can_hold(r, now)
+            if r.lease_expires < now and not self._claims.can_hold(r, now)
         ]
         if not idle:
             raise ReadersExceededError(
@@ -254,7 +254,7 @@ class Planner:
             or request.has_opened
             or any(s in request.positions for s in self._streams)
         ):
-            self._retention.accept_losses(reader)
+            self._claims.accept_losses(reader)
             streams = list(self._streams.values())
             if reader.start == "latest":
                 for stream in streams[-1:]:
@@ -291,7 +291,7 @@ class Planner:
             raise DataLossError(
                 name, lost[0][0], lost[-1][1], "they were planned by a batch in the checkpoint"
             )
-        with self._retention.tracking_fronts(request.reader, now):
+        with self._claims.tracking_fronts(request.reader, now):
             reader = self._get_reader(request, now)
             reader.opened = True
             finished = self._acknowledge(reader, request, now)
@@ -321,7 +321,7 @@ class Planner:
     def is_planned(self, reader: str, stream: str, epoch: int, now: float) -> bool:
         """Return whether the reader may read this epoch now; a plan also ends with its grace."""
         known = self._readers.get(reader)
-        if known is None or not self._retention.has_claims(known, now):
+        if known is None or not self._claims.has_claims(known, now):
             return False
         cursor = known.cursors.get(stream)
         planned = cursor.planned if cursor else None

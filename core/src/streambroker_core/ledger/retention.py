@@ -164,24 +164,21 @@ class _Front:
     readers: int
 
 
-class Retention:
-    """The streams of one export, its readers, and the epochs that they hold.
-
-    A log is full at ``limits.max_bytes``, or at ``max_memory`` in memory: an agent could not hold
-    the metadata of as many tiny epochs as fit into the log.
+class Claims:
+    """The streams and readers of one export, and the epochs that the readers claim.
 
     Attributes:
+        grace: how long a reader that is away keeps its claims; `Retention` sets it.
         streams: by id, in the order in which they were opened.
         readers: by id.
         forgotten: ids of streams that were dropped.
 
     The front, which is the position of the slowest readers, is cached by stream, so that a plan
-    does not scan all readers. Changes of routes, limits, streams or leases invalidate the cache.
+    does not scan all readers. Changes of routes, grace, streams or leases invalidate the cache.
     """
 
-    def __init__(self, limits: RetentionLimits | None = None) -> None:
-        self._limits = limits or RetentionLimits()
-        self.max_memory = MEMORY_BYTES
+    def __init__(self, grace: float) -> None:
+        self.grace = grace
         self.streams: dict[str, Stream] = {}
         self.readers: dict[str, Reader] = {}
         self.forgotten: set[str] = set()
@@ -189,19 +186,9 @@ class Retention:
         self._fronts_until = math.inf
         self._fronts_at = -math.inf
 
-    @property
-    def limits(self) -> RetentionLimits:
-        """Limits of the export's log."""
-        return self._limits
-
-    @limits.setter
-    def limits(self, limits: RetentionLimits) -> None:
-        self._limits = limits
-        self.forget_fronts()
-
     def has_claims(self, reader: Reader, now: float) -> bool:
         """Return whether a reader is live or within grace."""
-        return now <= reader.lease_expires + self.limits.grace
+        return now <= reader.lease_expires + self.grace
 
     def can_hold(self, reader: Reader, now: float) -> bool:
         """Return whether a reader prevents, or may come to prevent, that epochs are removed."""
@@ -209,7 +196,7 @@ class Retention:
             return False
         return reader.is_holding or any(c.planned for c in reader.cursors.values())
 
-    def _first_unread(self, reader: Reader, stream: Stream) -> int:
+    def first_unread(self, reader: Reader, stream: Stream) -> int:
         """Return the first epoch of ``stream`` to read, ``next`` if the reader skips the stream."""
         if not self.reads_stream(reader, stream):
             return stream.next
@@ -233,32 +220,14 @@ class Retention:
     def has_unread(self, reader: str, stream: str) -> bool:
         """Return whether a reader has not reached the end of a stream; False if unknown."""
         known, of = self.readers.get(reader), self.streams.get(stream)
-        return known is not None and of is not None and self._first_unread(known, of) < of.next
-
-    def lag(self, reader: Reader) -> Lag:
-        """Return the lag of a reader; none without a route.
-
-        Epochs without rows are no lag for a reader without control tuples.
-        """
-        epochs = rows = size = memory = 0
-        since: float | None = None
-        for stream in self.streams.values() if reader.routed else ():
-            first = stream.at_or_after(self._first_unread(reader, stream))
-            if first < stream.next:
-                epochs += stream.next - first
-                rows += stream.rows_between(first, stream.next)
-                size += stream.bytes_from(first)
-                memory += stream.memory_from(first)
-                since = stream.epochs[first].published if since is None else since
-        if not rows and not reader.control:
-            return Lag(0, 0, 0, None)
-        return Lag(epochs, rows, size, since, memory)
+        return known is not None and of is not None and self.first_unread(known, of) < of.next
 
     def released_readers(self, now: float) -> list[Reader]:
         """Return the readers that are away for longer than grace and hold nothing."""
         return [r for r in self.readers.values() if not self.has_claims(r, now)]
 
-    def _holding_readers(self, now: float) -> list[Reader]:
+    def holding_readers(self, now: float) -> list[Reader]:
+        """Return the readers, live or within grace, that hold unfinished epochs."""
         return [r for r in self.readers.values() if r.is_holding and self.has_claims(r, now)]
 
     def accept_losses(self, reader: Reader) -> None:
@@ -289,7 +258,7 @@ class Retention:
         self._fronts.clear()
         self._fronts_until = math.inf
 
-    def _first_held(self, stream: Stream, now: float) -> int:
+    def first_held(self, stream: Stream, now: float) -> int:
         """Return the first epoch held by a ``wait`` reader, ``next`` if there is none."""
         if now > self._fronts_until:
             self.forget_fronts()
@@ -299,9 +268,9 @@ class Retention:
         return min(front.position, stream.next) if front.readers else stream.next
 
     def _compute_front(self, stream: Stream, now: float) -> _Front:
-        holding = self._holding_readers(now)
+        holding = self.holding_readers(now)
         until = min((r.lease_expires for r in holding), default=math.inf)
-        self._fronts_until = min(self._fronts_until, until + self.limits.grace)
+        self._fronts_until = min(self._fronts_until, until + self.grace)
         self._fronts_at = now
         positions = [r.next_epoch(stream.id) for r in holding if self.reads_stream(r, stream)]
         slowest = min(positions, default=0)
@@ -336,7 +305,7 @@ class Retention:
         finally:
             after = self._held_positions(id_, now)
             if after:
-                claimed = self.readers[id_].lease_expires + self.limits.grace
+                claimed = self.readers[id_].lease_expires + self.grace
                 self._fronts_until = min(self._fronts_until, claimed)
             for stream, front in list(self._fronts.items()):
                 self._update_front(stream, front, before.get(stream), after.get(stream))
@@ -353,15 +322,55 @@ class Retention:
         if before == front.position and not front.readers:
             del self._fronts[stream]
 
-    # -- fullness and removal ----------------------------------------------------------------
+
+class Retention:
+    """What fills the log of one export, whom it waits for, and which epochs are removed.
+
+    A log is full at ``limits.max_bytes``, or at ``max_memory`` in memory: an agent could not hold
+    the metadata of as many tiny epochs as fit into the log.
+    """
+
+    def __init__(self, claims: Claims, limits: RetentionLimits) -> None:
+        self._claims, self._limits = claims, limits
+        self._streams, self._readers = claims.streams, claims.readers
+        self.max_memory = MEMORY_BYTES
+
+    @property
+    def limits(self) -> RetentionLimits:
+        """Limits of the export's log."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: RetentionLimits) -> None:
+        self._limits, self._claims.grace = limits, limits.grace
+        self._claims.forget_fronts()
+
+    def lag(self, reader: Reader) -> Lag:
+        """Return the lag of a reader; none without a route.
+
+        Epochs without rows are no lag for a reader without control tuples.
+        """
+        epochs = rows = size = memory = 0
+        since: float | None = None
+        for stream in self._streams.values() if reader.routed else ():
+            first = stream.at_or_after(self._claims.first_unread(reader, stream))
+            if first < stream.next:
+                epochs += stream.next - first
+                rows += stream.rows_between(first, stream.next)
+                size += stream.bytes_from(first)
+                memory += stream.memory_from(first)
+                since = stream.epochs[first].published if since is None else since
+        if not rows and not reader.control:
+            return Lag(0, 0, 0, None)
+        return Lag(epochs, rows, size, since, memory)
 
     def held_bytes(self, now: float) -> int:
         """Return the bytes of epochs that ``wait`` readers hold, each epoch counted once."""
-        return sum(s.bytes_from(self._first_held(s, now)) for s in self.streams.values())
+        return sum(s.bytes_from(self._claims.first_held(s, now)) for s in self._streams.values())
 
     def held_memory(self, now: float) -> int:
         """Return the memory of the same epochs, in bytes."""
-        return sum(s.memory_from(self._first_held(s, now)) for s in self.streams.values())
+        return sum(s.memory_from(self._claims.first_held(s, now)) for s in self._streams.values())
 
     def fullness(self, bytes_: int, memory: int) -> float:
         """Return the fraction of the log that such epochs fill; from 1 on it is full."""
@@ -375,12 +384,14 @@ class Retention:
             BlockingReader(
                 reader=r.id,
                 import_=r.import_,
-                bytes=sum(s.bytes_from(self._first_unread(r, s)) for s in self.streams.values()),
+                bytes=sum(
+                    s.bytes_from(self._claims.first_unread(r, s)) for s in self._streams.values()
+                ),
                 away=max(0.0, now - r.lease_expires),
                 query=r.query,
                 last_progress=r.last_progress,
             )
-            for r in self._holding_readers(now)
+            for r in self._claims.holding_readers(now)
         ]
         return sorted((h for h in holders if h.bytes), key=lambda h: -h.bytes)
 
@@ -393,10 +404,10 @@ class Retention:
         while holders := self.blocking_readers(now):
             for holder in holders:
                 if holder.bytes == holders[0].bytes:
-                    reader = self.readers[holder.reader]
+                    reader = self._readers[holder.reader]
                     reader.demoted, reader.demotions = True, reader.demotions + 1
                     demoted.append(reader)
-            self.forget_fronts()
+            self._claims.forget_fronts()
         return demoted
 
     def promote(self, reader: Reader) -> None:
@@ -405,7 +416,7 @@ class Retention:
             return
         lag = self.lag(reader)
         if 2 * self.fullness(lag.bytes, lag.memory) <= 1:
-            self.accept_losses(reader)
+            self._claims.accept_losses(reader)
             reader.demoted = False
 
     def sweep(self, now: float) -> dict[str, list[int]]:
@@ -414,21 +425,21 @@ class Retention:
         Size never removes the newest epoch. Otherwise a reader that drops would never get one
         that is larger than the log.
         """
-        total = sum(s.bytes for s in self.streams.values())
-        memory = sum(s.memory for s in self.streams.values())
+        total = sum(s.bytes for s in self._streams.values())
+        memory = sum(s.memory for s in self._streams.values())
         limits = self.limits
         oldest = None if limits.max_age is None else now - limits.max_age
         if total <= limits.max_bytes and memory <= self.max_memory and oldest is None:
             return {}
         removed: dict[str, list[int]] = {}
-        for stream in self.streams.values():
+        for stream in self._streams.values():
             plans: list[tuple[int, int]] | None = None
             number = stream.at_or_after(0)
             while number < stream.next:
                 newest = not stream.sealed and number + 1 == stream.next
                 full = (total > limits.max_bytes or memory > self.max_memory) and not newest
                 old = oldest is not None and stream.epochs[number].published < oldest
-                if not (full or old) or number >= self._first_held(stream, now):
+                if not (full or old) or number >= self._claims.first_held(stream, now):
                     break
                 plans = self._plans_in(stream, now) if plans is None else plans
                 end = max((next_ for first, next_ in plans if first <= number < next_), default=0)
@@ -438,21 +449,21 @@ class Retention:
                     removed.setdefault(stream.id, []).append(number)
                 number = stream.at_or_after(end or number + 1)
             stream.forget_sums(self._referenced_epochs)
-        _forget_missing(self.streams, removed)
+        _forget_missing(self._streams, removed)
         return removed
 
     def _referenced_epochs(self, stream: str) -> set[int]:
         return {
             number
-            for reader in self.readers.values()
+            for reader in self._readers.values()
             for number in reader.referenced_epochs(stream)
         }
 
     def _plans_in(self, stream: Stream, now: float) -> list[tuple[int, int]]:
         return [
             cursor.planned
-            for reader in self.readers.values()
-            if self.has_claims(reader, now)
+            for reader in self._readers.values()
+            if self._claims.has_claims(reader, now)
             for cursor in [reader.cursors.get(stream.id)]
             if cursor is not None and cursor.planned is not None
         ]

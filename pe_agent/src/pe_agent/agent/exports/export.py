@@ -71,7 +71,7 @@ class AgentExport:
         )
         forgotten = "SELECT id, rows FROM streams WHERE export = ? AND sealed = ?"
         earlier = store.query(forgotten, self.key, FORGOTTEN)
-        ledger.retention.forgotten.update(id_ for id_, _ in earlier)
+        ledger.claims.forgotten.update(id_ for id_, _ in earlier)
         for id_, query, ddl, arrow, sealed, next_, total in rows:
             if sealed == REMOVED:
                 ledger.streams[id_] = Stream(id_, sealed=True)

@@ -105,7 +105,7 @@ class ExportState:
             oldest = oldest and empty
             if empty and stream.id in self.streams:
                 self._remove_log(stream.id)
-            oldest = oldest and not self.ledger.retention.is_unread(stream.id)
+            oldest = oldest and not self.ledger.claims.is_unread(stream.id)
             if oldest:
                 self.ledger.forget_stream(stream.id)
                 self.store.write("UPDATE streams SET sealed = ? WHERE id = ?", FORGOTTEN, stream.id)

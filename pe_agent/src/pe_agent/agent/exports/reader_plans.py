@@ -113,7 +113,7 @@ class ReaderPlans:
         with self._state.lock:
             known = self._ledger.streams.get(stream)
             is_growing = known is not None and not known.sealed and not self._state.ended()
-            return is_growing or self._ledger.retention.has_unread(reader, stream)
+            return is_growing or self._ledger.claims.has_unread(reader, stream)
 
     def register_plan(
         self,
@@ -273,7 +273,7 @@ class ReaderPlans:
 
     def count_released_plans(self) -> None:
         """Count plans released after grace; their epochs may be removed now."""
-        for reader in self._ledger.retention.released_readers(self._state.clock()):
+        for reader in self._ledger.claims.released_readers(self._state.clock()):
             delivery = self._deliveries.for_reader(reader.id)
             if delivery.planned_since is not None:
                 delivery.planned_since = None
@@ -300,14 +300,14 @@ class ReaderPlans:
         with self._state.lock:
             if not self._belongs_to(reader, import_):
                 return False
-            self._ledger.retention.renew(reader, self._state.clock() + seconds)
+            self._ledger.claims.renew(reader, self._state.clock() + seconds)
             return bool(self._planned_ranges(reader))
 
     def end_reader_lease(self, reader: str, import_: str) -> None:
         """End the lease of a reader whose process has stopped."""
         with self._state.lock:
             if self._belongs_to(reader, import_):
-                self._ledger.retention.end_lease(reader, self._state.clock())
+                self._ledger.claims.end_lease(reader, self._state.clock())
 
     def _belongs_to(self, reader: str, import_: str) -> bool:
         known = self._ledger.readers.get(reader)
