@@ -285,7 +285,7 @@ def _whole(count: int) -> dict[str, float]:
         second = started(many)
         gc.collect()
         after = _resident()
-        if len(second.board.pes()) != len(first.board.pes()) + count:
+        if len(second.board.versions()) != len(first.board.versions()) + count:
             raise AssertionError("not all were read")
     return {"all in": (after - before) / count}
 

@@ -72,7 +72,7 @@ def picture(board: BoardReader) -> Any:
         everything,
         board.routes(),
         board.point,
-        [board.view(pe) for pe in board.pes()],
+        [board.view(pe) for pe in sorted(board.versions())],
         [board.status(kind_of(r), r.uid) for r in everything],
         [dict(board.outcomes_for(r)) for r in everything],
     )

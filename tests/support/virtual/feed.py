@@ -101,7 +101,7 @@ class Replica:
         self.gap.clear()
         self.heard.clear()
         for kind in KINDS:
-            half = (self.board.reader.synced, self.board.reader.pes(), self.announced)
+            half = (self.board.reader.synced, sorted(self.board.reader.versions()), self.announced)
             assert half == (False, [], {}), "a board that is half filled is not to be seen"
             self._list(Synced(kind=kind, listed=self.world.of(kind), version=self.world.counter))
         self._examine(guarded)
@@ -302,7 +302,7 @@ class Replica:
         assert self.shown == scanned.pairs
         for (kind, uid), status in scanned.statuses.items():
             assert self.board.reader.status(kind, uid) == status
-        for key in {*self.board.reader.pes(), *scanned.versions}:
+        for key in {*self.board.reader.versions(), *scanned.versions}:
             view = self.board.reader.view(key)
             assert view is not None, f"{key} has ports and no view"
             assert self.announced.get(key) == view.version

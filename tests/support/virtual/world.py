@@ -94,7 +94,7 @@ def _scan(of: tuple[Resource, ...], agents: Mapping[PeKey, Registration]) -> Sca
     for kind in KINDS:
         listed = tuple((r, 1) for r in of if kind_of(r) == kind)
         board.handle(Synced(kind=kind, listed=listed, version=1))
-    views = {key: board.reader.view(key) for key in board.reader.pes()}
+    views = {key: board.reader.view(key) for key in sorted(board.reader.versions())}
     return Scan(
         pairs=frozenset((route.export_uid, route.import_uid) for route in board.reader.routes()),
         versions={key: view.version for key, view in views.items() if view is not None},

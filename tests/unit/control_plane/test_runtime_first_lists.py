@@ -99,4 +99,4 @@ async def test_a_feed_that_is_cut_does_not_leave_half_a_list(runtime: Runtime, t
     await both(runtime)
 
     assert all_views(runtime.board) == expected()
-    assert runtime.board.import_at(IMPORTS[0].key) is IMPORTS[0]
+    assert runtime.board.holder("Import", IMPORTS[0].key) is IMPORTS[0]

@@ -33,7 +33,7 @@ def routes(board: Board) -> list[tuple[str, str | None]]:
 
 
 def generation(board: Board) -> int:
-    found = board.reader.import_at(ALERTS.key)
+    found = board.reader.holder("Import", ALERTS.key)
     assert found is not None
     return found.generation
 
@@ -82,7 +82,7 @@ def test_a_deletion_needs_no_version_of_its_own() -> None:
     board = board_of(TRADES, ALERTS, version=10)
     board.handle(ExportApplied(export=replace(TRADES, generation=2), version=12))
     board.handle(ExportRemoved(uid="x", version=10, ahead_of_feed=True))
-    assert board.reader.export_at(port("feed/trades")) is None
+    assert board.reader.holder("Export", port("feed/trades")) is None
     assert board.reader.point == (12, 10)
 
 

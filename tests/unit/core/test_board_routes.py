@@ -96,7 +96,7 @@ def test_the_version_that_is_kept_is_that_of_the_view_as_it_is_drawn(seed: int) 
     dice, board = random.Random(seed), board_of(version=1)
     for version in range(2, 40):
         step(board, dice, version)
-        for key in board.reader.pes():
+        for key in sorted(board.reader.versions()):
             found = board.reader.view(key)
             assert found is not None
             assert with_version(found).version == found.version == board.reader.version(key)

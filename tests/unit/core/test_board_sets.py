@@ -93,9 +93,9 @@ def test_of_a_set_only_the_end_is_reported_and_to_each_once(
     held: list[Resource], changes: list[BoardEvent]
 ) -> None:
     board = filled(held)
-    before = {key: board.reader.view(key) for key in board.reader.pes()}
+    before = {key: board.reader.view(key) for key in sorted(board.reader.versions())}
     actions = board.handle_all(changes)
-    after = {key: board.reader.view(key) for key in board.reader.pes()}
+    after = {key: board.reader.view(key) for key in sorted(board.reader.versions())}
 
     changed = {
         key: None if view is None else view.version

@@ -118,7 +118,7 @@ def test_of_two_rings_that_meet_one_stays_when_the_other_ends() -> None:
 
 def test_a_job_that_reads_itself_is_no_ring_of_jobs() -> None:
     board = board_of(sends("a", "of-a"), reads("a", "of-a"))
-    assert board.reader.rings() == []
+    assert board.reader.wait_rings.list_all() == []
 
 
 def test_a_status_names_no_routes_of_other_namespaces() -> None:
@@ -131,7 +131,7 @@ def test_a_status_names_no_routes_of_other_namespaces() -> None:
 
     made = [*of("one", "three"), *of("two", "one"), *of("three", "two")]
     board = board_of(*made)
-    if not board.reader.rings():
+    if not board.reader.wait_rings.list_all():
         pytest.fail("the namespaces are not connected")
     status = board.reader.status("Export", "x-one/job/0/out")
     assert status is not None
@@ -173,13 +173,13 @@ def test_lint_of_some_namespaces_is_silent_about_rings_through_others() -> None:
 def test_whatif_says_which_change_would_close_a_ring(last: int) -> None:
     made = ring("a", "b")
     board = board_of(*(r for at, r in enumerate(made) if at != last))
-    assert board.reader.rings() == []
+    assert board.reader.wait_rings.list_all() == []
     new = replace(made[last], uid="")
     found = forecast(board.reader, Proposal(puts=(new,)))
     assert [(p.code, p.refused, p.index) for p in found.problems] == [("WaitsInRing", False, 0)]
     assert "? " in render_forecast(found)
     assert "waits for" in render_forecast(found)
-    assert board.reader.rings() == []
+    assert board.reader.wait_rings.list_all() == []
 
 
 def test_whatif_says_nothing_of_a_ring_that_there_is_or_that_would_drop() -> None:
@@ -241,4 +241,4 @@ def test_a_board_knows_the_rings_after_each_change(steps: list[tuple[str, str]])
             edges[a, b] = uid = f"{a}{b}{version}"
             wants = import_of(f"{b}/of-{a}", uid=uid, subscription=f'kind == "of-{a}"')
             board.handle(ImportApplied(import_=wants, version=version))
-        assert {one.members for one in board.reader.rings()} == plain(set(edges))
+        assert {one.members for one in board.reader.wait_rings.list_all()} == plain(set(edges))

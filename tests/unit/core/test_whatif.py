@@ -78,7 +78,7 @@ def apply(board: Board, proposal: Proposal) -> tuple[list[int], dict[tuple[Kind,
             board.handle(ImportApplied(import_=resource, version=version))
     for index, (kind, key, name) in enumerate(proposal.deletes, len(proposal.puts)):
         version += 1
-        holder = board.reader.export_at(key) if kind == "Export" else board.reader.import_at(key)
+        holder = board.reader.holder(kind, key)
         if holder is None or (name and name != name_of(holder)):
             refused.append(index)
         elif kind == "Export":
@@ -95,9 +95,7 @@ def identified(board: Board, index: int, resource: Resource) -> Resource | None:
     key = resource.key
     if resource.name and has_name_elsewhere(board, resource):
         return None
-    holder = (
-        board.reader.export_at(key) if isinstance(resource, Export) else board.reader.import_at(key)
-    )
+    holder = board.reader.holder(kind_of(resource), key)
     if holder is None:
         return replace(resource, uid=f"proposed/{index:08}", created=1e9 + index)
     if holder.name and resource.name and holder.name != resource.name:
@@ -206,7 +204,7 @@ def test_a_forecast_is_the_difference_that_applying_makes_and_changes_nothing(
         return
     board = board_of(*held)
     before, seen = pairs(board), picture(board.reader)
-    rings = {ring.members for ring in board.reader.rings()}
+    rings = {ring.members for ring in board.reader.wait_rings.list_all()}
     found = forecast(board.reader, proposal)
     assert picture(board.reader) == seen
     refused, put = apply(board, proposal)
@@ -232,7 +230,9 @@ def test_a_forecast_is_the_difference_that_applying_makes_and_changes_nothing(
     idle = [p for p in found.problems if not p.refused]
     closed = [p.detail for p in idle if p.code == "WaitsInRing"]
     assert {p.index: p.code for p in idle if p.code != "WaitsInRing"} == left_out(board, put)
-    new = sorted(ring.describe() for ring in board.reader.rings() if ring.members not in rings)
+    new = sorted(
+        ring.describe() for ring in board.reader.wait_rings.list_all() if ring.members not in rings
+    )
     assert sorted(closed) == (new if put else [])
 
 

@@ -6,7 +6,7 @@ ports, rivals on these ports, and other claimants of their stream ids.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 from streambroker_core.board import BoardReader, claimed_stream
 from streambroker_core.model import Export, Kind, PortKey, Resource, kind_of, seniority
@@ -77,7 +77,7 @@ class BoardOverlay:
         if kind == "Import":
             return
         key = resource.key
-        claimants = [resource, *self._on_board(kind, key), *self.claimants(kind, key)]
+        claimants = [resource, *self.board.claimants(kind, key), *self.claimants(kind, key)]
         for claimant in claimants:
             stream = claimed_stream(claimant) if isinstance(claimant, Export) else None
             if stream is not None:
@@ -91,15 +91,10 @@ class BoardOverlay:
     def claimants(self, kind: Kind, key: PortKey) -> list[Resource]:
         """Return all claimants of a port, with the changes applied."""
         changed = self.changed[kind]
-        stay = [resource for resource in self._on_board(kind, key) if resource.uid not in changed]
+        stay = [
+            resource for resource in self.board.claimants(kind, key) if resource.uid not in changed
+        ]
         return [*stay, *self._claims_by_port.get((kind, key), {}).values()]
-
-    def _on_board(self, kind: Kind, key: PortKey) -> Sequence[Resource]:
-        return (
-            self.board.exports_claiming(key)
-            if kind == "Export"
-            else self.board.imports_claiming(key)
-        )
 
     def holder(self, kind: Kind, key: PortKey) -> Resource | None:
         """Return the holder of a port, with the changes applied."""
@@ -147,7 +142,7 @@ class BoardOverlay:
         found = set(self.changed[kind])
         for touched, key in self._claims_by_port:
             if touched == kind:
-                found.update(resource.uid for resource in self._on_board(kind, key))
+                found.update(resource.uid for resource in self.board.claimants(kind, key))
         if kind == "Export":
             for uids in self._streams.values():
                 found |= uids | self._sharing_now(uids)

@@ -11,7 +11,7 @@ from streambroker_core.board.port_index import PortIndex
 from streambroker_core.board.resource_cache import ResourceCache
 from streambroker_core.board.rule_index import RuleIndex
 from streambroker_core.board.views import ACCEPTED, build_route, build_view
-from streambroker_core.board.wait_cycles import Ring, WaitEdge, WaitRings, wait_edges
+from streambroker_core.board.wait_cycles import WaitEdge, WaitRings, wait_edges
 from streambroker_core.matching import IndexStats, Match, Matcher, MatchResult
 from streambroker_core.model import (
     RULE,
@@ -97,10 +97,6 @@ class BoardReader:
         for export in self._exports.holders(pe):
             yield from wait_edges(export, self.routes_of("Export", export.uid))
 
-    def rings(self) -> list[Ring]:
-        """Return the rings of PEs that may wait for each other, ordered by their first PEs."""
-        return self.wait_rings.list_all()
-
     def describe_ring(self, kind: Kind, uid: str) -> str:
         """Return a sentence about the ring that contains a route of a resource, or ""."""
         resource = self._state.ports(kind).cache.get(uid)
@@ -173,10 +169,6 @@ class BoardReader:
         """Return the statuses of all resources that are not accepted or have more to report."""
         return dict(self._statuses)
 
-    def pes(self) -> list[PeKey]:
-        """Return the PEs that have a view, in order."""
-        return sorted(self.versions())
-
     def exports(self) -> list[Export]:
         """Return all Exports, rivals included, in order of port and age."""
         return sorted(self._exports.cache, key=resource_order)
@@ -193,13 +185,9 @@ class BoardReader:
         """Yield all Imports, rivals included, unordered."""
         return iter(self._imports.cache)
 
-    def exports_claiming(self, key: PortKey) -> list[Export]:
-        """Return all Exports that claim a port, in order of their uids."""
-        return self._exports.claimants(key)
-
-    def imports_claiming(self, key: PortKey) -> list[Import]:
-        """Return all Imports that claim a port, in order of their uids."""
-        return self._imports.claimants(key)
+    def claimants(self, kind: Kind, key: PortKey) -> list[Resource]:
+        """Return all resources of one kind that claim a port, in order of their uids."""
+        return self._state.ports(kind).claimants(key)
 
     def exports_sharing_stream(self, export: Export) -> list[Export]:
         """Return the port holders that claim the same stream name as an Export."""
@@ -254,13 +242,9 @@ class BoardReader:
         """Number of routes."""
         return self._exports.match_count()
 
-    def export_at(self, key: PortKey) -> Export | None:
-        """Return the Export that holds a port."""
-        return self._exports.holder_at(key)
-
-    def import_at(self, key: PortKey) -> Import | None:
-        """Return the Import that holds a port."""
-        return self._imports.holder_at(key)
+    def holder(self, kind: Kind, key: PortKey) -> Resource | None:
+        """Return the resource of one kind that holds a port."""
+        return self._state.ports(kind).holder_at(key)
 
     def status(self, kind: AnyKind, uid: str) -> Status | None:
         """Return the status of a resource; None before the board is synced."""

@@ -218,7 +218,7 @@ def _find_new_rings(
         yield from (edge for edge in board.wait_edges(pe) if edge not in old_edges)
         yield from new_edges.get(pe, ())
 
-    known_rings = {ring.members for ring in board.rings()}
+    known_rings = {ring.members for ring in board.wait_rings.list_all()}
     seeds = sorted({edge.import_.owner for edges in new_edges.values() for edge in edges})
     rings = [ring for ring in find_rings(seeds, waits) if ring.members not in known_rings]
     return [_ring_problem(ring, put) for ring in rings if put]

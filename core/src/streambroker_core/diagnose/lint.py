@@ -67,7 +67,7 @@ class LintInput:
 def collect_lint_input(board: BoardReader, snapshot: BoardSnapshot) -> LintInput:
     """Return the lint input for a board's current state."""
     outcomes = {import_.uid: board.outcomes("Import", import_.uid) for import_ in snapshot.imports}
-    return LintInput(snapshot=snapshot, outcomes=outcomes, rings=board.rings())
+    return LintInput(snapshot=snapshot, outcomes=outcomes, rings=board.wait_rings.list_all())
 
 
 def collect_offered(snapshot: BoardSnapshot) -> OfferedProperties:

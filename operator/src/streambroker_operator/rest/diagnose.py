@@ -103,12 +103,8 @@ async def explain(request: web.Request) -> web.Response:
     limit = parse_limit(request, MAX_PAIRS) or DEFAULT_PAIRS
     async with request.app[CALLER_LIMITS].scans.turn(caller_name(request)):
         snapshot = take_snapshot(board, request[CALLER].namespaces)
-        exports = _require_visible(
-            request, "export", export_key, board.exports_claiming, snapshot.exports
-        )
-        imports = _require_visible(
-            request, "import", import_key, board.imports_claiming, snapshot.imports
-        )
+        exports = _require_visible(request, "Export", export_key, board, snapshot.exports)
+        imports = _require_visible(request, "Import", import_key, board, snapshot.imports)
         body = await asyncio.to_thread(_explain, snapshot, exports, imports, limit)
     keys = {"export": export_key, "import": import_key}
     ports = {kind: None if key is None else str(key) for kind, key in keys.items()}
@@ -129,9 +125,9 @@ def _port(request: web.Request, name: str) -> PortKey | None:
 
 def _require_visible(
     request: web.Request,
-    kind: str,
+    kind: Kind,
     key: PortKey | None,
-    find_claimants: Callable[[PortKey], list[R]],
+    board: BoardReader,
     visible: Sequence[R],
 ) -> list[R]:
     """Return the visible resources that claim a port, oldest first, or raise 404.
@@ -140,18 +136,17 @@ def _require_visible(
     """
     if key is None:
         return []
-    claimants = find_claimants(key)
-    uids = {resource.uid for resource in visible} if claimants else set()
-    found = sorted((one for one in claimants if one.uid in uids), key=seniority)
+    uids = {claimant.uid for claimant in board.claimants(kind, key)}
+    found = sorted((one for one in visible if one.uid in uids), key=seniority) if uids else []
     if found:
         return found
     caller = request[CALLER]
     if not caller.can_read(key.namespace):
         raise not_yours_error(
             f"The token {caller.name!r} does not read the namespace {key.namespace!r}, and no"
-            f" {kind} {key} is visible to its own namespace."
+            f" {kind.lower()} {key} is visible to its own namespace."
         )
-    raise RequestError(404, "UnknownPort", f"There is no {kind} {key}.")
+    raise RequestError(404, "UnknownPort", f"There is no {kind.lower()} {key}.")
 
 
 def _explain(

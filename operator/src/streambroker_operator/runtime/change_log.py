@@ -173,7 +173,7 @@ class ChangeLog:
     def publish_exports(self, exports: Iterable[PortKey]) -> None:
         """Publish Exports whose reported end or damage changed."""
         for key in exports:
-            export = self._board.export_at(key)
+            export = self._board.holder("Export", key)
             if export is not None:
                 self.note_status("Export", export.uid)
         self.flush()

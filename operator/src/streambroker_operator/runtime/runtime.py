@@ -28,6 +28,7 @@ from streambroker_core.diagnose import (
     forecast,
 )
 from streambroker_core.model import (
+    Export,
     Kind,
     PeKey,
     PortKey,
@@ -140,8 +141,8 @@ class Runtime:
 
     def _capability(self, reader: PortKey, route: ImportRoute) -> str | None:
         exporter = self.board.registration(route.export.owner)
-        export = self.board.export_at(route.export)
-        if exporter is None or export is None:
+        export = self.board.holder("Export", route.export)
+        if exporter is None or not isinstance(export, Export):
             return None
         return capability.sign(
             self.agent_key(route.export.owner, exporter),
@@ -290,9 +291,7 @@ class Runtime:
         self.publisher.publish_agent(PeWithdrawn(pe=pe, version=version))
 
     def _routes_at(self, kind: Kind, key: PortKey) -> list[Route]:
-        resource: Resource | None = (
-            self.board.export_at(key) if kind == "Export" else self.board.import_at(key)
-        )
+        resource = self.board.holder(kind, key)
         return [] if resource is None else self.board.routes_of(kind, resource.uid)
 
     def _write_result(self, stored: StoredResource, before: Iterable[Route]) -> WriteResult:

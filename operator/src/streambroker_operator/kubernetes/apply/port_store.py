@@ -146,9 +146,7 @@ class KubernetesStore:
 
     def get(self, kind: Kind, key: PortKey) -> StoredResource | None:
         """Return the resource of a port."""
-        resource: Resource | None = (
-            self._board.export_at(key) if kind == "Export" else self._board.import_at(key)
-        )
+        resource = self._board.holder(kind, key)
         return None if resource is None else self._to_stored(resource)
 
     def resources(self, kind: Kind) -> list[StoredResource]:
