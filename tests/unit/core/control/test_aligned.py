@@ -174,6 +174,7 @@ def twice(operator: Operator) -> None:
     [
         (lambda it: it.emit(batch(a=[1]), "late"), "operator op has no output late; it has out"),
         (lambda it: it.emit_control(control(), output="x"), "operator op has no output x"),
+        (lambda it: it.emit(batch(a=[1]), ["out"]), "has no output \\[.out.\\]; it has out"),
         (twice, "with the columns b int64 to output out, and before with a int64"),
     ],
 )

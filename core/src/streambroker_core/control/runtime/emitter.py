@@ -261,7 +261,7 @@ class EmitBuffer:
     def _output(self, tag: str | None) -> _Output:
         if tag is None and self._outputs:
             return next(iter(self._outputs.values()))
-        if tag not in self._outputs:
+        if not isinstance(tag, str) or tag not in self._outputs:
             names = ", ".join(self._outputs) or "none"
             raise OperatorError(
                 f"operator {self._stage.operator} has no output {tag}; it has {names}."
