@@ -69,7 +69,7 @@ class Probe:
         feeds, last = list(self._feeder.feeds.values()), time.perf_counter()
         heard = 0
         while time.perf_counter() - last < QUIET_S or not heard:
-            now = sum(feed.event_count for feed in feeds)
+            now = sum(feed.health.event_count for feed in feeds)
             if now != heard:
                 heard, last = now, time.perf_counter()
             await asyncio.sleep(0.02)

@@ -117,14 +117,14 @@ def test_an_old_list_does_not_take_what_a_write_of_ones_own_has_shown_already(
             )
         )
         followed.steady = {made.stored.resource.uid}
-        assert (feed.cache.max_version, feed.relists) == (version, 1)
+        assert (feed.cache.max_version, feed.health.relists) == (version, 1)
 
         proxy.faults += [
             Fault(on=("watch",), how="refuse", status=404, plural="exports"),
             Fault(on=("list",), how="stale", plural="exports"),
         ]
         followed.call(proxy.release)
-        until(lambda: feed.relists == 2, 20.0, "another list")
+        until(lambda: feed.health.relists == 2, 20.0, "another list")
         followed.await_scan(objects.api, [objects.namespace])
 
         assert proxy.faults == []
@@ -261,9 +261,9 @@ def test_a_sweep_counts_what_nobody_reported(objects: ClusterObjects) -> None:
             known.version = known.confirmed_version = known.version - 1
 
         followed.call(miss_the_last_event)
-        until(lambda: followed.call(lambda: feed.resyncs) > 2, 20.0, "it is swept")
+        until(lambda: followed.call(lambda: feed.health.resyncs) > 2, 20.0, "it is swept")
 
-        assert followed.call(lambda: dict(feed.missed_changes)) == {"changed": 1}
+        assert followed.call(lambda: dict(feed.health.missed_changes)) == {"changed": 1}
 
 
 def test_lists_are_asked_for_in_pages_and_as_they_are_now(objects: ClusterObjects) -> None:

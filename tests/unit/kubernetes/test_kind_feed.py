@@ -18,13 +18,13 @@ async def test_the_last_reason_is_the_one_that_is_reported_and_followers_end_onc
     client = ApiClient(Access(server="http://127.0.0.1:1"))
     feed = KindFeed(client, RULE, (), reported.append)
     lost: list[str] = []
-    feed.on_lost = lambda: lost.append(feed.reason)
+    feed.on_lost = lambda: lost.append(feed.health.reason)
 
     feed.mark_lost("Forbidden")
     feed.mark_lost("CrdMissing")
     feed.mark_lost("CrdMissing")
 
-    assert feed.reason == "CrdMissing"
+    assert feed.health.reason == "CrdMissing"
     assert lost == ["Forbidden"]
     assert reported == []
 
@@ -35,11 +35,11 @@ async def test_one_line_says_that_a_kind_is_followed_again(
     caplog.set_level(logging.INFO)
     feed = KindFeed(ApiClient(Access(server="http://127.0.0.1:1")), RULE, (), lambda _: None)
 
-    feed.mark_alive()
+    feed.health.mark_alive()
     for _ in range(3):
-        feed.on_failed(ApiError(0, "no answer"))
+        feed.health.on_failed(ApiError(0, "no answer"))
     for _ in range(3):
-        feed.mark_alive()
+        feed.health.mark_alive()
 
     kind = "PatternProcessors"
     assert caplog.messages == [f"watching {kind} failed: no answer", f"watching {kind} works again"]

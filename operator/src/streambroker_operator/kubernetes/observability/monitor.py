@@ -117,7 +117,7 @@ class BrokerMonitor:
             leads=self._lease.leads,
             routes=board.route_count,
             board_versions={"Export": exports, "Import": imports},
-            watch_age_s={kind: feed.stale_for_s() for kind, feed in feeds.items()},
+            watch_age_s={kind: feed.health.stale_for_s() for kind, feed in feeds.items()},
             followed={
                 (kind, namespace): namespace not in feed.lister.refused
                 for kind, feed in feeds.items()
@@ -131,9 +131,9 @@ class BrokerMonitor:
             reported_routes=self.reports.count_states(time.monotonic()) if self.reports else {},
             hints_sent=self._runtime.sender.sent,
             hints_lost=self._hints_lost,
-            resyncs=sum(feed.resyncs for feed in feeds.values()),
+            resyncs=sum(feed.health.resyncs for feed in feeds.values()),
             resync_differences=self._count_differences(),
-            relists={kind: max(0, feed.relists - 1) for kind, feed in feeds.items()},
+            relists={kind: max(0, feed.health.relists - 1) for kind, feed in feeds.items()},
             feeder_restarts=self._feeder.restarts,
             writes=count_writes(
                 self._status.writer.metrics, self._status.events, self._lease, self._objects.writes
@@ -146,8 +146,8 @@ class BrokerMonitor:
         for (kind, difference), number in self._runtime.publisher.fallen_back.items():
             differences[kind, difference] += number
         for kind, feed in self._feeder.feeds.items():
-            differences[kind, "ghost"] += feed.missed_deletions
-            for missed, number in feed.missed_changes.items():
+            differences[kind, "ghost"] += feed.health.missed_deletions
+            for missed, number in feed.health.missed_changes.items():
                 differences[kind, missed] += number
         return differences
 

@@ -104,6 +104,52 @@ class Backoff:
         await asyncio.sleep(max(seconds, min(at_least, _MAX_PAUSE_S)))
 
 
+@dataclass(slots=True)
+class KindHealth:
+    """Health and counts of the feed of one kind.
+
+    Attributes not listed here are those of `FeedHealth`.
+
+    Attributes:
+        event_count: delivered events.
+        resyncs: completed comparisons with a list.
+        missed_changes: other differences they found: ``missing`` or ``changed``.
+    """
+
+    kind: AnyKind
+    event_count: int = 0
+    relists: int = 0
+    missed_deletions: int = 0
+    resyncs: int = 0
+    missed_changes: Counter[str] = field(default_factory=Counter)
+    last_error: str = ""
+    reason: str = ""
+    _alive_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    def mark_alive(self) -> None:
+        """Record a sign of life."""
+        self._alive_at = asyncio.get_running_loop().time()
+        if self.last_error:
+            _log.info("watching %ss works again", self.kind)
+        self.last_error = ""
+
+    def mark_listed(self) -> None:
+        """Record an applied full list, after which the kind is not lost any more."""
+        self.last_error, self.reason = self.last_error or self.reason, ""
+        self.relists += 1
+        self.mark_alive()
+
+    def stale_for_s(self) -> float:
+        """Return the seconds since the last sign of life."""
+        return asyncio.get_running_loop().time() - self._alive_at
+
+    def on_failed(self, error: Exception) -> None:
+        """Record a failure; logged once until the feed works again."""
+        if not self.last_error:
+            _log.warning("watching %ss failed: %s", self.kind, error)
+        self.last_error = str(error)
+
+
 class KindFeed:
     """List, events and resync of one kind, independent of the feeder.
 
@@ -117,10 +163,6 @@ class KindFeed:
     Attributes:
         relist_needed: set when a full list is needed.
         resync_due: set when a resync is due at once.
-        missed_deletions: deletions that only a resync found.
-        resyncs: completed comparisons with a list.
-        missed_changes: other differences they found: ``missing`` or ``changed``.
-        reason: why the kind is lost; empty if it is not.
         lister: lists the kind, and has the namespaces that are not followed.
         on_lost: called when the kind is lost.
     """
@@ -139,9 +181,7 @@ class KindFeed:
         self.cache = ObservedCache(kind)
         self.client = client
         self.relist_needed, self.resync_due = asyncio.Event(), asyncio.Event()
-        self.event_count = self.relists = self.missed_deletions = self.resyncs = 0
-        self.missed_changes: Counter[str] = Counter()
-        self.last_error = self.reason = ""
+        self.health = KindHealth(kind)
         self.on_lost: Callable[[], None] = lambda: None
         self._deliver = deliver
         self._observe = observe
@@ -150,30 +190,10 @@ class KindFeed:
         self._lock = asyncio.Lock()
         self._crd_uid = ""
         self.lister = KindLister(client, kind, namespaces)
-        self._last_alive = asyncio.get_running_loop().time()
-
-    # ---- health ----------------------------------------------------------
-
-    def mark_alive(self) -> None:
-        """Record a sign of life."""
-        self._last_alive = asyncio.get_running_loop().time()
-        if self.last_error:
-            _log.info("watching %ss works again", self.kind)
-        self.last_error = ""
-
-    def stale_for_s(self) -> float:
-        """Return the seconds since the last sign of life."""
-        return asyncio.get_running_loop().time() - self._last_alive
-
-    def on_failed(self, error: Exception) -> None:
-        """Record a failure; logged once until the feed works again."""
-        if not self.last_error:
-            _log.warning("watching %ss failed: %s", self.kind, error)
-        self.last_error = str(error)
 
     def mark_lost(self, reason: str) -> None:
         """Report the feed as lost to the board and request a full list."""
-        first, self.reason = not self.reason, reason
+        first, self.health.reason = not self.health.reason, reason
         if first:
             self.on_lost()
         self._deliver_all(self.cache.mark_lost(reason))
@@ -222,9 +242,7 @@ class KindFeed:
             else:
                 self._deliver(event)
         self._note_refused(refused)
-        self.last_error, self.reason = self.last_error or self.reason, ""
-        self.relists += 1
-        self.mark_alive()
+        self.health.mark_listed()
         return version
 
     def _min_list_version(self) -> int:
@@ -257,7 +275,9 @@ class KindFeed:
     ) -> tuple[int, dict[str, Refusal]]:
         """List all namespaces; return the version of the list and the refused namespaces."""
         min_version = self._min_list_version()
-        version, refused = await self.lister.list(on_object, is_first=not self.relists, **how)
+        version, refused = await self.lister.list(
+            on_object, is_first=not self.health.relists, **how
+        )
         # No namespace was listed: objects of deleted namespaces vanished after the last event seen.
         return version or min_version, refused
 
@@ -296,8 +316,8 @@ class KindFeed:
             return
         for kind, body in changes:
             self._deliver_all([self._to_event(kind, body)])
-        self.event_count += len(changes)
-        self.mark_alive()
+        self.health.event_count += len(changes)
+        self.health.mark_alive()
 
     def _to_event(self, kind: str | None, body: Body) -> BoardEvent | None:
         try:
@@ -339,19 +359,19 @@ class KindFeed:
             if self.lister.is_all_refused(refused):
                 return
             removals = self.cache.apply_resync(refs, version)
-            self.missed_deletions += len(removals)
-            self.resyncs += 1
+            self.health.missed_deletions += len(removals)
+            self.health.resyncs += 1
             self._deliver_all(removals)
             if await self._fetch_stale(refs, session) and self.cache.synced:
                 self._deliver_all(self.cache.mark_caught_up(version))
-            self.mark_alive()
+            self.health.mark_alive()
 
     async def _fetch_stale(self, refs: list[ObjectRef], session: int) -> bool:
         """Fetch missed objects; return whether the cache is complete."""
         if self.cache.stale_refs(refs):
             await asyncio.sleep(self.client.timing.settle_s)
         stale = self.cache.stale_refs(refs)
-        self.missed_changes.update(map(self.cache.difference, stale))
+        self.health.missed_changes.update(map(self.cache.difference, stale))
         if len(stale) > _MAX_SINGLE_FETCHES:
             self.relist_needed.set()
             return False
@@ -430,13 +450,14 @@ class ApiFeeder(ABC):
     def health(self) -> FeedHealth:
         """Return the current health of the Export and Import feeds."""
         feeds = [feed for kind, feed in self.feeds.items() if kind in PORTS]
+        ports = [feed.health for feed in feeds]
         return FeedHealth(
             synced=bool(feeds) and all(feed.cache.synced for feed in feeds),
-            stale_for_s=max((feed.stale_for_s() for feed in feeds), default=0.0),
-            relists=sum(feed.relists for feed in feeds),
-            missed_deletions=sum(feed.missed_deletions for feed in feeds),
-            last_error=next((feed.last_error for feed in feeds if feed.last_error), ""),
-            reason=next((feed.reason for feed in feeds if feed.reason), ""),
+            stale_for_s=max((port.stale_for_s() for port in ports), default=0.0),
+            relists=sum(port.relists for port in ports),
+            missed_deletions=sum(port.missed_deletions for port in ports),
+            last_error=next((port.last_error for port in ports if port.last_error), ""),
+            reason=next((port.reason for port in ports if port.reason), ""),
             refused={
                 (kind, namespace): why
                 for kind, feed in self.feeds.items()
@@ -456,13 +477,13 @@ class ApiFeeder(ABC):
                 _log.info("listed all %ss at version %d", feed.kind, version)
                 await self.follow(feed, version)
             except CrdMissingError:
-                if feed.reason != "CrdMissing":
+                if feed.health.reason != "CrdMissing":
                     _log.warning(
                         "the definition of %ss was deleted: keeping the last known ones", feed.kind
                     )
                 feed.mark_lost("CrdMissing")
             except ApiError as error:
-                feed.on_failed(error)
+                feed.health.on_failed(error)
                 retry_after = error.retry_after_s
                 if feed.kind == RULE and error.status == 403:
                     # Ports do not wait for rules that this broker may not read.

@@ -111,7 +111,7 @@ class KopfFeeder(ApiFeeder):
         due = {
             kind: feed
             for kind, feed in self.feeds.items()
-            if not feed.reason and (kind in PORTS or kind in self._sessions)
+            if not feed.health.reason and (kind in PORTS or kind in self._sessions)
         }
         followed = self._followed_namespaces()
         if not self._sessions.keys() >= due.keys() or (self.namespaces and not followed):
@@ -225,7 +225,7 @@ class KopfFeeder(ApiFeeder):
             feed.mark_lost("CrdMissing")
         except ApiError as error:
             # These events are lost; only a new list can recover them.
-            feed.on_failed(error)
+            feed.health.on_failed(error)
             feed.relist_needed.set()
         if any(kind is None for kind, _ in changes):
             feed.resync_due.set()

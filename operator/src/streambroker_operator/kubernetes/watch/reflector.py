@@ -52,18 +52,18 @@ async def _watch(feed: KindFeed, namespace: str, version: int, session: int) -> 
                         version = int(changes[-1][1]["metadata"]["resourceVersion"])
                         backoff.reset()
         except GoneError as error:
-            feed.on_failed(error)
+            feed.health.on_failed(error)
             return
         except ApiError as error:
             if error.status == 404:
                 raise CrdMissingError from error
             retry_after = error.retry_after_s
             if error.status != 403:
-                feed.on_failed(error)
+                feed.health.on_failed(error)
             elif not refused:
                 # A resync shows whether the whole namespace is refused.
                 refused = True
-                feed.on_failed(error)
+                feed.health.on_failed(error)
                 feed.resync_due.set()
         await backoff.pause(retry_after)
     # The other watches go on. A list that can read this namespace again restarts all of them.

@@ -25,7 +25,7 @@ async def run_resync(feed: KindFeed) -> None:
         except CrdMissingError:
             feed.mark_lost("CrdMissing")
         except ApiError as error:
-            feed.on_failed(error)
+            feed.health.on_failed(error)
 
 
 async def _wait_due(feed: KindFeed) -> None:
