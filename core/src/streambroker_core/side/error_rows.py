@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from streambroker_core.side.definition import SideJoin
+from streambroker_core.side.definition import MAIN, SideJoin
 from streambroker_core.side.state.input_state import SideState
 from streambroker_core.side.state.layout import TIME
 from streambroker_core.side.state.read_rows import to_json
@@ -33,6 +33,12 @@ class ErrorRows:
     def emit_missing(self, name: str, pairs: pa.RecordBatch) -> None:
         """Emit main rows for which a side input has no value."""
         self.emit_pairs(name, "SideMissing", f"side input {name} has no value for the row", pairs)
+
+    def emit_timeless(self, main_rows: pa.RecordBatch) -> None:
+        """Emit main rows without an event time."""
+        rows = [to_json(row) for row in main_rows.to_pylist()]
+        message = f"event time ({self._join.event_time}) is null"
+        self.emit(MAIN, "SideMissing", message, rows, [None] * len(rows))
 
     def emit_pairs(self, name: str, code: str, message: str, pairs: pa.RecordBatch) -> None:
         """Emit main rows of pairs."""

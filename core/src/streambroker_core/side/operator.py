@@ -277,7 +277,9 @@ class SideOperator(Operator):
     def _process_main(self, batch: pa.RecordBatch) -> None:
         times = event_micros(batch, self.join.event_time)
         if times.null_count and self._needs_time:
-            batch, times = self._reject_timeless(batch, times)
+            valid = pc.is_valid(times)
+            self._errors.emit_timeless(batch.filter(pc.invert(valid)))
+            batch, times = batch.filter(valid), times.filter(valid)
         seqs = self._state.next_seqs(batch.num_rows)
         watermark = self.window.watermark
         if self._by_time:
@@ -321,16 +323,6 @@ class SideOperator(Operator):
 
     def _apply_control(self, message: dict[str, Any]) -> None:
         self._joiner.retry_window(*self._state.apply_control(message, self.window.time))
-
-    def _reject_timeless(
-        self, batch: pa.RecordBatch, times: pa.Array
-    ) -> tuple[pa.RecordBatch, pa.Array]:
-        timeless = batch.filter(pc.is_null(times))
-        rows = [to_json(row) for row in timeless.to_pylist()]
-        message = f"event time ({self.join.event_time}) is null"
-        self._errors.emit(MAIN, "SideMissing", message, rows, [None] * len(rows))
-        valid = pc.is_valid(times)
-        return batch.filter(valid), times.filter(valid)
 
 
 def _is_after(times: pa.Array, watermark: int | None) -> pa.Array:

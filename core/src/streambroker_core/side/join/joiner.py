@@ -74,7 +74,6 @@ class Joiner:
         ]
         """By side input: rows can read only the key that they wait for."""
         self._wait_order = layout.wait_order
-        self._schema = layout.pair_schema
         self._window_ends: list[tuple[int, int, int]] = []
         """Heap of (end, side input, start) of windows that have, or had, waits or staged rows."""
         self._begun = {(n, start) for n in self._windowed_sides for start in sides[n].staged}
@@ -90,7 +89,7 @@ class Joiner:
         since = pa.repeat(pa.scalar(now, pa.int64()), batch.num_rows)
         waived = pa.repeat(pa.scalar(0, pa.int64()), batch.num_rows)
         columns = [*batch.columns, seqs, starts, times, since, waived]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return pa.RecordBatch.from_arrays(columns, schema=self._waiting.schema)
 
     def find_expired(self, pairs: pa.RecordBatch, watermark: int, lateness: int) -> pa.Array | None:
         """Return for each pair whether its window is over; None if there are no windows."""

@@ -145,12 +145,10 @@ class WaitingRows:
     def release_since(self, number: int, since: int) -> list[pa.RecordBatch]:
         """Remove and return pairs that have waited for a side input since a time, or longer."""
         released: list[pa.RecordBatch] = []
-        due = [
-            stall_key
-            for stall_key in self._stall_keys()
-            if stall_key[0] == number and self._is_due(stall_key, since)
-        ]
-        for stall_key in sorted(due):
+        for stall_key in sorted(self._stall_keys()):
+            first = self._stall_counts(stall_key).since if stall_key[0] == number else None
+            if first is None or first > since:
+                continue
             store = self._open(stall_key)
             if isinstance(store, RowLog):
                 old, new = _split(store.pop_all()[0], since)
@@ -225,10 +223,6 @@ class WaitingRows:
             return self._unread[stall_key]
         store = self._stores[stall_key]
         return _StallCounts(len(store), store.size, store.min_value(0), store.min_value(1))
-
-    def _is_due(self, stall_key: _StallKey, since: int) -> bool:
-        first = self._stall_counts(stall_key).since
-        return first is not None and first <= since
 
     def _open_rows(self, number: int, start: int) -> RowLog | None:
         stall_key = (number, start, False)
