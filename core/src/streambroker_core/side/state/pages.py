@@ -43,6 +43,16 @@ class _Page:
     run: SortedRun | None = None
     changed: bool = False
 
+    def set_run(self, run: SortedRun, min_fields: tuple[str, ...]) -> None:
+        """Replace the entries, with their counts and least values."""
+        self.run, self.changed = run, True
+        self.keys, self.entries, self.size = len(run), run.entries, run.nbytes
+        if len(run):
+            self.first = run.keys[0].as_py()
+        if min_fields:
+            values = flatten(run.values) if is_list(run.values.type) else run.values
+            self.minima[: len(min_fields)] = min_values(values, min_fields)
+
 
 class PagedMap:
     """Sorted map from keys to values, in the blobs that begin with a name."""
@@ -77,8 +87,12 @@ class PagedMap:
         self._base: SortedRun | None = None
         self._next, self._changed = 0, False
         self._removed: list[int] = []
+        self._types = (key_type, pa.int64(), pa.bool_(), value_type)
         if (root := self._blobs.get(name)) is not None:
-            self._read_directory(root)
+            columns = unpack({name: root}, name, _directory_types(key_type))
+            rows = zip(*(column.to_pylist() for column in columns), strict=True)
+            for self._next, number, first, keys, entries, size, *lows in rows:
+                self._pages.append(_Page(number, first, keys, entries, size, lows))
 
     @classmethod
     def from_run(cls, run: SortedRun) -> PagedMap:
@@ -137,13 +151,17 @@ class PagedMap:
     def read_all(self) -> SortedRun:
         """Return all entries that have a value, ascending."""
         self.merge_runs()
-        return drop_deleted(self._load_all())
+        return drop_deleted(self._load_for(None))
 
     def remove(self, keys: Keys) -> None:
         """Remove keys at once, also those kept as deleted."""
         self.merge_runs()
-        for index, page_keys in self._keys_by_page(keys):
+        if not self._pages:
+            return
+        indices = self._page_indices(keys)
+        for index in _distinct_indices(indices):
             run = self._load_page(self._pages[index])
+            page_keys = keys.filter(pc.equal(indices, index))
             remaining = pc.invert(pc.is_in(run.keys, value_set=page_keys))
             self._replace_page(index, run.filter(remaining))
         self._drop_empty()
@@ -202,50 +220,32 @@ class PagedMap:
     def _drop_deleted(self, run: SortedRun) -> SortedRun:
         return run if self._keep_deleted else drop_deleted(run)
 
-    def _load_for(self, keys: Keys) -> SortedRun:
-        """Return the pages that can contain keys, as one run, with any others already loaded."""
+    def _load_for(self, keys: Keys | None) -> SortedRun:
+        """Return the pages that can contain keys, or all, as one run, with any others loaded."""
         if any(page.run is None for page in self._pages):
-            for index in _distinct_indices(self._page_indices(keys)):
-                if self._pages[index].run is None:
-                    self._load_page(self._pages[index])
+            pages = self._pages
+            if keys is not None:
+                pages = [pages[index] for index in _distinct_indices(self._page_indices(keys))]
+            for page in pages:
+                if page.run is None:
+                    self._load_page(page)
                     self._base = None
-        return self._merge_loaded()
-
-    def _load_all(self) -> SortedRun:
-        for page in self._pages:
-            if page.run is None:
-                self._load_page(page)
-                self._base = None
-        return self._merge_loaded()
-
-    def _merge_loaded(self) -> SortedRun:
         if self._base is None:
-            loaded = [page for page in self._pages if page.run is not None]
+            loaded = [(page, page.run) for page in self._pages if page.run is not None]
             self._base = concat(
-                [page.run for page in loaded if page.run is not None] or [self._empty()]
+                [run for _, run in loaded]
+                or [SortedRun(*(pa.array([], type_) for type_ in self._types))]
             )
             start = 0
-            for page in loaded:
+            for page, _ in loaded:
                 page.run = self._base.slice(start, page.keys)
                 start += page.keys
         return self._base
-
-    def _empty(self) -> SortedRun:
-        types = (self.key_type, pa.int64(), pa.bool_(), self.value_type)
-        return SortedRun(*(pa.array([], type_) for type_ in types))
 
     def _page_indices(self, keys: Keys) -> pa.Array:
         firsts = pa.array([page.first for page in self._pages], self.key_type)
         indices = pc.cast(pc.search_sorted(firsts, keys, side="right"), pa.int64())
         return pc.max_element_wise(pc.subtract(indices, 1), 0, skip_nulls=False)
-
-    def _keys_by_page(self, keys: Keys) -> list[tuple[int, pa.Array]]:
-        if not self._pages:
-            return []
-        indices = self._page_indices(keys)
-        return [
-            (index, keys.filter(pc.equal(indices, index))) for index in _distinct_indices(indices)
-        ]
 
     def _ranges(self, keys: Keys) -> list[tuple[int, int, int]]:
         """Return (page index, start, end) of ascending keys, for each page that they touch."""
@@ -258,17 +258,9 @@ class PagedMap:
     def _make_page(self, run: SortedRun) -> _Page:
         page = _Page(self._next, None, 0, 0, 0, [None, None])
         self._next += 1
-        self._set_page(page, run)
+        self._changed = True
+        page.set_run(run, self._min_fields)
         return page
-
-    def _set_page(self, page: _Page, run: SortedRun) -> None:
-        page.run, page.changed, self._changed = run, True, True
-        page.keys, page.entries, page.size = len(run), run.entries, run.nbytes
-        if len(run):
-            page.first = run.keys[0].as_py()
-        if self._min_fields:
-            values = flatten(run.values) if is_list(run.values.type) else run.values
-            page.minima[: len(self._min_fields)] = min_values(values, self._min_fields)
 
     def _split_pages(self, run: SortedRun) -> list[_Page]:
         return [
@@ -276,9 +268,9 @@ class PagedMap:
         ]
 
     def _replace_page(self, index: int, run: SortedRun) -> None:
-        self._base = None
+        self._base, self._changed = None, True
         if len(run) <= 2 * PAGE_ENTRIES:
-            self._set_page(self._pages[index], run)
+            self._pages[index].set_run(run, self._min_fields)
             return
         self._removed.append(self._pages[index].number)
         self._pages[index : index + 1] = self._split_pages(run)
@@ -291,8 +283,7 @@ class PagedMap:
     def _load_page(self, page: _Page) -> SortedRun:
         if page.run is None:
             name = f"{self.name}/{page.number}"
-            types = (self.key_type, pa.int64(), pa.bool_(), self.value_type)
-            page.run = SortedRun(*unpack(self._blobs, name, types))
+            page.run = SortedRun(*unpack(self._blobs, name, self._types))
         return page.run
 
     def _write_directory(self) -> bytes:
@@ -301,21 +292,16 @@ class PagedMap:
             for page in self._pages
         ]
         columns = [list(column) for column in zip(*rows, strict=True)]
-        types = self._directory_types()
+        types = _directory_types(self.key_type)
         return pack(
             pa.array([self._next] * len(rows), pa.int64()),
             *(pa.array(column, type_) for column, type_ in zip(columns, types[1:], strict=True)),
         )
 
-    def _directory_types(self) -> tuple[pa.DataType, ...]:
-        number = pa.int64()
-        return (number, number, self.key_type, *[number] * 5)
 
-    def _read_directory(self, root: bytes) -> None:
-        columns = unpack({self.name: root}, self.name, self._directory_types())
-        rows = zip(*(column.to_pylist() for column in columns), strict=True)
-        for self._next, number, first, keys, entries, size, *lows in rows:
-            self._pages.append(_Page(number, first, keys, entries, size, lows))
+def _directory_types(key_type: pa.DataType) -> tuple[pa.DataType, ...]:
+    number = pa.int64()
+    return (number, number, key_type, *[number] * 5)
 
 
 def min_values(values: pa.Array, fields: Sequence[str]) -> list[int | None]:
