@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.cep.engine.active_rule import RuleResult
+from streambroker_core.cep.engine.bucket_rules import BucketRules, to_json
 from streambroker_core.cep.engine.condition_masks import MaskMaker, row_by_row
 from streambroker_core.cep.engine.engine import Engine
 from streambroker_core.cep.engine.gc_pause import gc_paused
@@ -40,7 +41,6 @@ from streambroker_core.cep.engine.outputs import (
     OutputWriter,
 )
 from streambroker_core.cep.engine.row_view import OrderedRows
-from streambroker_core.cep.engine.sent_filters import SentFilters
 from streambroker_core.cep.engine.watermark_buffer import WatermarkBuffer
 from streambroker_core.cep.pattern.errors import PatternArgumentError, RunError
 from streambroker_core.cep.pattern.key_selectors import Selector, selector_text
@@ -72,8 +72,6 @@ __all__ = [
 ]
 
 _COPY_COLUMNS = (SELECTOR, KEY_BYTES, FIRST)
-_MAX_RULE_SETS = 16
-_RULE_SETS: dict[tuple[object, ...], tuple[RuleSet, Functions]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,22 +157,25 @@ class PatternOperator(Operator):
                 "event time has no column", remedy="name it with event_time, or time='processing'"
             )
         self.inputs = (Input(key=(KEY_BYTES,) if copied else key, event_time=event_time),)
-        self._key, self._copied = key, copied
-        self._column, self._tie_break = event_time if time == "event" else None, tie_break
-        self._functions, self._maker = functions or {}, maker
+        self._copied, self._column = copied, event_time if time == "event" else None
         self._writer = OutputWriter(match_functions or {}, timeouts=timeouts)
         self.outputs = self._writer.outputs
-        self._rules, self._rules_changed = rules or RuleSet(), True
-        self._fixed, self._relevant = self._rules if fixed else None, relevant
-        self._watch, self._clock = watch, clock
+        self._rules = BucketRules(
+            rules, key=key, functions=functions, fixed=fixed, relevant=relevant
+        )
+        self._watch = watch
         self._alive: dict[tuple[str, int], int] = {}
         self._failures: list[RuleFailure] = []
-        self._since: dict[tuple[str, int], int] = {}
-        self._visible_from: dict[tuple[str, int], int] = {}
-        self._filters = SentFilters([] if relevant is None else [(0, relevant)])
         self._next_seq = 0
         self._meta: bytes | None = None
-        self._buffer = self._make_buffer({}, [])
+        self._buffer = WatermarkBuffer(self._column or "", tie_break=tie_break)
+        self._make_engine = partial(
+            Engine,
+            key=key,
+            maker=maker,
+            clock=clock,
+            reports_timeouts=self._writer.reports_timeouts,
+        )
         self._engine: Engine | None = None
         self._state = KeyedState("runs")
 
@@ -182,19 +183,8 @@ class PatternOperator(Operator):
     def engine(self) -> Engine:
         """Engine with the rules in force."""
         if self._engine is None:
-            self._engine = Engine(
-                self._state,
-                key=self._key,
-                maker=self._maker,
-                clock=self._clock,
-                reports_timeouts=self._writer.reports_timeouts,
-            )
-            self._engine.set_rules(
-                self._rules,
-                self.window.number,
-                since=self._since,
-                visible_from=lambda active: self._visible_from.get(active.name, 0),
-            )
+            self._engine = self._make_engine(self._state)
+            self._rules.start(self._engine, self.window.number)
             for name, active in self._engine.active.items():
                 active.metrics.alive = self._alive.get(name, 0)
         return self._engine
@@ -207,28 +197,17 @@ class PatternOperator(Operator):
         if self._meta is None or rules is None:
             raise StateError("state of patterns is missing: the store has lost a blob.")
         try:
-            meta, stored = json.loads(self._meta), json.loads(rules)
+            meta = json.loads(self._meta)
             self._next_seq = meta["next"]
             self._alive = {(name, number): runs for name, number, runs in meta["alive"]}
-            self._buffer = self._make_buffer(blobs, meta["waiting"])
-            self._since = {(name, number): window for name, number, window in stored["since"]}
-            visible_from = stored.get("sees", stored["since"])  # earlier releases hid older rows
-            self._visible_from = {(name, number): window for name, number, window in visible_from}
-            self._filters = SentFilters(stored.get("filters", ()))
-            self._rules = _read_rules(stored["rules"], self._functions)
+            self._buffer.restore(blobs, meta["waiting"])
+            self._rules.restore(rules)
         except (ValueError, KeyError, TypeError) as error:
             raise StateError(f"state of patterns is damaged: {error!r}.") from error
-        self._rules_changed = False
-
-    def _make_buffer(self, blobs: Blobs, dumped: list[list[int]]) -> WatermarkBuffer:
-        return WatermarkBuffer(self._column or "", blobs, dumped, tie_break=self._tie_break)
 
     def begin_window(self) -> None:
         """Begin a window; in processing time, time advances to its pinned clock."""
-        if self._fixed is not None and not _is_same_set(self._fixed, self._rules):
-            if any((rule.id, rule.version) in self.engine.active for rule in self._fixed):
-                self.engine.set_rules(RuleSet(), self.window.number)  # equal ids, other content
-            self._set_rules(self._fixed, self.window.number, self._relevant)
+        self._rules.apply_fixed(self.engine, self.window.number, self._buffer.oldest_window())
         self._begin_rules()
 
     def process_control(self, port: str, control: ControlTuple) -> bool:
@@ -246,25 +225,18 @@ class PatternOperator(Operator):
                 f" {control.delivery.value}: a rule set applies to whole windows. Deliver it with"
                 " BEGIN; use `scheduled` for a rule that applies from a time on."
             )
-        later = control.delivery is Delivery.END_WINDOW
-        payload = control.payload
-        rules = _read_rules(_to_json(payload["rules"]), self._functions)
-        self._set_rules(rules, self.window.number + later, payload.get("relevant"))
+        since = self.window.number + (control.delivery is Delivery.END_WINDOW)
+        oldest = self._buffer.oldest_window()
+        self._rules.apply_sent(self.engine, control.payload, since, oldest)
         self._begin_rules()
         return True
 
     def _begin_rules(self) -> None:
         """Check the rules and, in processing time, advance time to the window's pinned clock."""
         if not self._copied and self.window.buckets > 1:
-            _check_keys(self._rules, self._key, self.window.buckets)
+            self._rules.check_keys(self.window.buckets)
         if self._column is None:
             self._advance_engine(self.window.time)
-
-    def _set_rules(self, rules: RuleSet, since: int, relevant: str | None) -> None:
-        engine = self.engine  # created with the old rules, whose runs it frees or hands over
-        self._rules, self._rules_changed = rules, True
-        self._filters.add(since, relevant, self._buffer.oldest_window())
-        engine.set_rules(rules, since, visible_from=partial(self._filters.first_visible, since))
 
     @gc_paused
     def process(self, port: str, batch: pa.RecordBatch) -> None:
@@ -310,9 +282,7 @@ class PatternOperator(Operator):
     def _advance_engine(self, time: int) -> None:
         """Advance time, and drop the versions that it has ended."""
         self._emit_results(self.engine.advance(time))
-        current = self._rules.without_expired(time)
-        if current is not self._rules:
-            self._rules, self._rules_changed = current, True
+        self._rules.update(self._rules.current.without_expired(time))
 
     def _process_rows(
         self, batch: pa.RecordBatch, times: pa.Array, arrival_windows: pa.Array
@@ -328,7 +298,7 @@ class PatternOperator(Operator):
         selectors, key_bytes = batch.column(SELECTOR), batch.column(KEY_BYTES)
         plain = batch.drop_columns(list(_COPY_COLUMNS))
         all_rows = OrderedRows(plain, times, arrival_windows, seqs, clock, key_bytes=key_bytes)
-        for selector in self._rules.selectors(self._key):
+        for selector in self._rules.selectors():
             rows = all_rows.filter(pc.equal(selectors, selector_text(selector)))
             if rows.batch.num_rows:
                 self._emit_results(self.engine.process(rows, selector))
@@ -336,7 +306,7 @@ class PatternOperator(Operator):
     def _emit_results(self, results: list[RuleResult]) -> None:
         if not results:
             return
-        written = self._writer.write(results, self._rules.rule)
+        written = self._writer.write(results, self._rules.current.rule)
         for output, batch in written.batches:
             self.emit(batch, output)
         failed = [*results]
@@ -352,7 +322,7 @@ class PatternOperator(Operator):
         failure = RuleFailure(rule=rule, version=version, where=error.where, problem=error.problem)
         self._failures.append(failure)
         self.emit(pa.RecordBatch.from_pylist([asdict(failure)], schema=FAILURES), ERRORS)
-        self._rules, self._rules_changed = self._rules.with_disabled(rule, version), True
+        self._rules.update(self._rules.current.with_disabled(rule, version))
         name = rule.replace("%", "%25").replace("/", "%2F")
         stopped = RuleStopped(rule=rule, version=version)
         self.emit_control(stopped, once=f"stopped {version} {name}")
@@ -365,12 +335,12 @@ class PatternOperator(Operator):
         if self._watch is not None:
             self._watch(self._window_metrics())
         changes = {**self._state.changes(), **self._buffer.changes()}
-        if self._rules_changed:
-            changes["rules"] = _dump_rules(self._rules, engine, self._filters)
+        if self._rules.changed:
+            changes["rules"] = self._rules.dump(engine)
         runs = {name: one.metrics.alive for name, one in engine.active.items()}
         alive = sorted([*name, count] for name, count in runs.items() if count)
         counters = {"next": self._next_seq, "waiting": self._buffer.dump(), "alive": alive}
-        meta = _to_json(counters).encode()
+        meta = to_json(counters).encode()
         if meta != self._meta:
             changes["meta"] = meta
         return changes
@@ -379,8 +349,8 @@ class PatternOperator(Operator):
         return WindowMetrics(
             bucket=self.window.bucket,
             window=self.window.number,
-            rules=self.engine.rule_metrics(None if self._rules_changed else self._alive),
-            complete=self._rules_changed,
+            rules=self.engine.rule_metrics(None if self._rules.changed else self._alive),
+            complete=self._rules.changed,
             stopped=tuple(self._failures),
             waiting=self._buffer.count(),
             first=self._buffer.earliest_time(),
@@ -407,47 +377,3 @@ class PatternOperator(Operator):
     def held_at(self) -> int | None:
         """Return the earliest time of a match that waits for earlier runs, in event time."""
         return None if self._column is None else self.engine.keys.first_held()
-
-
-def _read_rules(text: str, functions: Functions) -> RuleSet:
-    """Return a set of rules; equal texts share one object, so rules are compiled once."""
-    cache_key = (text, *sorted((name, id(each)) for name, each in functions.items()))
-    cached = _RULE_SETS.get(cache_key)
-    if cached is None:
-        if len(_RULE_SETS) >= _MAX_RULE_SETS:
-            _RULE_SETS.clear()
-        functions = dict(functions)  # kept alive: the key has their ids
-        cached = _RULE_SETS[cache_key] = RuleSet.read(json.loads(text), functions), functions
-    return cached[0]
-
-
-def _check_keys(rules: RuleSet, key: Selector, buckets: int) -> None:
-    """Reject rules whose rows are distributed over several buckets."""
-    for selector in rules.selectors(key):
-        if not selector or selector != key:
-            what = f"the key {', '.join(selector)}" if selector else "one key for all rows"
-            raise OperatorError(
-                f"a rule has {what}, and rows are distributed over {buckets}"
-                f" buckets by {', '.join(key) or 'nothing'}: copy the rows for each"
-                " key, and pass copied=True."
-            )
-
-
-def _dump_rules(rules: RuleSet, engine: Engine, filters: SentFilters) -> bytes:
-    active = engine.active.items()
-    document = {
-        "rules": _to_json(rules.document()),
-        "since": sorted([*name, one.since] for name, one in active),
-        "sees": sorted([*name, one.visible_from] for name, one in active if one.visible_from),
-        **({"filters": filters.filters} if filters.filters else {}),
-    }
-    return _to_json(document).encode()
-
-
-def _is_same_set(left: RuleSet, right: RuleSet) -> bool:
-    """Return whether two sets have equal rules, regardless of which are off."""
-    return bool(left.document()["rules"] == right.document()["rules"])
-
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))

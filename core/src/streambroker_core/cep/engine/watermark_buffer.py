@@ -25,17 +25,20 @@ class BufferedWindow:
 
 
 class WatermarkBuffer:
-    """All waiting rows of a bucket, in order of arrival; `dumped` is the result of `dump`."""
+    """All waiting rows of a bucket, in order of arrival."""
 
-    def __init__(
-        self, column: str, blobs: Blobs, dumped: list[list[int]], *, tie_break: str | None = None
-    ) -> None:
-        self._column, self._blobs, self._tie_break = column, blobs, tie_break
+    def __init__(self, column: str, *, tie_break: str | None = None) -> None:
+        self._column, self._tie_break = column, tie_break
+        self._changed: set[int] = set()
+        self.restore({}, [])
+
+    def restore(self, blobs: Blobs, dumped: list[list[int]]) -> None:
+        """Restore the index from the result of `dump`; rows are read when they are needed."""
+        self._blobs = blobs
         self._segments = {
             number: BufferedWindow(first, count, None) for number, first, count in dumped
         }
         self._stored_windows = frozenset(self._segments)
-        self._changed: set[int] = set()
 
     def add(
         self, rows: pa.RecordBatch, window: int, watermark: int | None
