@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+import tomllib  # type: ignore[import-not-found]
+
 from support.contracts import scans
 
 ROOT = Path(__file__).parents[3]
@@ -19,10 +21,13 @@ FILE = ROOT / "tests/contract/tree.toml"
 COMMAND = "PYTHONPATH=tests .venv/bin/python -m support.contracts.tree --write"
 MAX_ENTRIES = 14
 MAX_CLASS_LINES = 300
+MAX_ATTRIBUTES = 15
+MAX_METHODS = 25
 
 _INTERFACES = ("Protocol", "ABC")
 _HEAD = f"""# What the rules of the layout exclude and the source still has. Nothing may be added.
 # `{COMMAND}` stores what is left.
+# A class of more than {MAX_ATTRIBUTES} attributes or {MAX_METHODS} methods needs a reason.
 """
 
 
@@ -63,6 +68,38 @@ def _lines(node: ast.ClassDef) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
+def crowded_classes() -> list[str]:
+    """Return the classes with more than 15 attributes or 25 methods; properties are methods."""
+    return [name for name, node in classes().items() if is_crowded(node)]
+
+
+def is_crowded(node: ast.ClassDef) -> bool:
+    """Return whether a class has more attributes or methods than the rule allows."""
+    methods = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    names = {
+        one.target.id
+        for one in node.body
+        if isinstance(one, ast.AnnAssign)
+        and isinstance(one.target, ast.Name)
+        and not ast.unparse(one.annotation).startswith("ClassVar")
+    }
+    names |= {name for method in methods for name in _set_attributes(method)}
+    return len(names) > MAX_ATTRIBUTES or len(methods) > MAX_METHODS
+
+
+def _set_attributes(method: ast.AST) -> Iterator[str]:
+    for part in ast.walk(method):
+        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
+            own = isinstance(part.value, ast.Name) and part.value.id == "self"
+            yield from [part.attr] if own else []
+
+
+def reasons() -> dict[str, str]:
+    """Return why classes are crowded, by class; a new one has an empty reason."""
+    stored: dict[str, str] = tomllib.loads(FILE.read_text()).get("crowded_classes", {})
+    return {name: stored.get(name, "") for name in sorted(crowded_classes())}
+
+
 def inherited() -> list[str]:
     """Return the classes whose base is an implementation in another file of the same folder."""
     known, found = classes(), []
@@ -97,6 +134,7 @@ def main() -> int:
     lines = []
     for rule, names in exceptions().items():
         lines += [f"{rule} = [", *(f'  "{name}",' for name in names), "]"]
+    lines += ["", "[crowded_classes]", *(f'"{k}" = "{v}"' for k, v in reasons().items())]
     text = _HEAD + "\n".join(lines) + "\n"
     if parser.parse_args().write:
         FILE.write_text(text)
