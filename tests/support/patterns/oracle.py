@@ -408,46 +408,46 @@ def _past(slots: tuple[Slot, ...], taken: tuple[int, ...]) -> Past:
     return tuple((slot.stage.name, i) for slot, i in zip(slots, taken, strict=False))
 
 
-def skipped(
-    pattern: Pattern,
-    matches: list[tuple[tuple[tuple[str, int], ...], int]],
-    living: list[set[int]],
-) -> list[list[tuple[tuple[str, int], ...]]]:
-    """Return every list of matches that a skip strategy may let through.
+Found: TypeAlias = "tuple[tuple[str, int], ...]"
+"""A match: its stages and events, in order."""
 
-    There is more than one where matches with one first event are known at one time.
+
+def lets_through(
+    pattern: Pattern,
+    matches: list[tuple[Found, int]],
+    living: list[set[int]],
+    results: list[Found],
+) -> bool:
+    """Return whether a skip strategy may let exactly these matches through, in this order.
+
+    Of matches with one first event that are known at one time any may come first.
 
     Args:
         pattern: with its strategy.
         matches: all matches, and the events at which they are known.
         living: by event, the first events of partial matches behind it; the last entry is for
             those that are left when all time is over.
+        results: the matches that were let through.
     """
-    outcomes: list[list[tuple[tuple[str, int], ...]]] = []
-
-    def go(now: int, held: list[Any], dead: frozenset[int], results: list[Any]) -> None:
-        if now == len(living):
-            outcomes.append(results)
-            return
-        new = [m for m, at in matches if at == now and m[0][1] not in dead]
-        release(now, [*held, *new], dead, results)
-
-    def release(now: int, held: list[Any], dead: frozenset[int], results: list[Any]) -> None:
-        earliest = min((m[0][1] for m in held), default=None)
-        if earliest is None or any(start < earliest for start in living[now] - dead):
-            go(now + 1, held, dead, results)
-            return
-        for m in {m for m in held if m[0][1] == earliest}:
-            rest = list(held)
-            rest.remove(m)
-            gone = dead | _given_up(pattern, m, now)
-            release(now, [each for each in rest if each[0][1] not in gone], gone, [*results, m])
-
-    go(0, [], frozenset(), [])
-    return outcomes
+    held: list[Found] = []
+    dead: set[int] = set()
+    left = list(results)
+    for now, partial in enumerate(living):
+        held += [m for m, at in matches if at == now and m[0][1] not in dead]
+        while held:
+            earliest = min(m[0][1] for m in held)
+            if any(start < earliest for start in partial - dead):
+                break
+            if not left or left[0] not in held or left[0][0][1] != earliest:
+                return False
+            released = left.pop(0)
+            held.remove(released)
+            dead |= _given_up(pattern, released)
+            held = [m for m in held if m[0][1] not in dead]
+    return not left
 
 
-def _given_up(pattern: Pattern, match: tuple[tuple[str, int], ...], now: int) -> set[int]:
+def _given_up(pattern: Pattern, match: Found) -> set[int]:
     skip = pattern.skip
     first, last = match[0][1], match[-1][1]
     if skip.strategy == "skip_to_next":
