@@ -81,7 +81,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--pause", type=float, default=1.0, help="seconds between two rounds of files"
     )
-    parser.add_argument("--seconds", type=float, default=170.0, help="give up when it takes longer")
+    parser.add_argument("--seconds", type=float, default=400.0, help="give up when it takes longer")
     parser.add_argument("--keep", action="store_true", help="keep the directory of a good run")
     parser.add_argument(
         "--break-a-row",
