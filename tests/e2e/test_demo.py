@@ -152,6 +152,7 @@ def test_what_starts_while_the_demonstration_is_killed_is_ended_too(tmp_path: Pa
     assert ended == [-signal.SIGKILL, -signal.SIGKILL]
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_demonstration_with_all_its_processes(tmp_path: Path) -> None:
     said = tmp_path / "said.txt"
     with said.open("w") as output:

@@ -32,14 +32,14 @@ def authority(tmp_path: Path) -> Authority:
 def agent(tmp_path: Path, authority: Authority) -> Iterator[AgentProcess]:
     """An agent that asks its callers for certificates."""
     yield from started(
-        AgentProcess(tmp_path / "a", "feed", secured=authority, environment=REQUIRED)
+        AgentProcess(tmp_path / "a", "feed", secured=authority, environment=REQUIRED, fresh=True)
     )
 
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Iterator[AgentProcess]:
     """An agent on loopback without TLS."""
-    yield from started(AgentProcess(tmp_path / "plain", "feed"))
+    yield from started(AgentProcess(tmp_path / "plain", "feed", fresh=True))
 
 
 def started(agent: AgentProcess) -> Iterator[AgentProcess]:

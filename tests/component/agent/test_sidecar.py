@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ import pytest
 import streambroker as sb
 from pe_agent.agent.process import read_address
 from support.agents.agents import AgentProcess, Pair, Plumbing, Publishing, Reading, rows
+from support.processes.forks import AGENT, Process, program
 from support.processes.ports import free_port
 from support.processes.waiting import until
 
@@ -36,7 +35,7 @@ class Kubelet:
     def __init__(self, agent: AgentProcess, pause_s: float) -> None:
         self._agent, self.pause_s = agent, pause_s
         self.refused = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
         self.ending = threading.Event()
         self._thread = threading.Thread(target=self._keep)
 
@@ -52,12 +51,12 @@ class Kubelet:
             self._thread.join(SECONDS)
 
     def _keep(self) -> None:
-        command = [sys.executable, "-m", "pe_agent.agent", "--home", str(self._agent.home)]
+        command = [*AGENT, "--home", str(self._agent.home)]
         command += ["--job", self._agent.job, "--host", "127.0.0.1", "--linger", "-1"]
         command += ["--port", str(self._agent.port)]
         with self._agent.log.open("ab") as out:
             while not self.ending.is_set():
-                self.process = subprocess.Popen(command, stdout=out, stderr=out)
+                self.process = program(command, stdout=out, stderr=out)
                 self.refused += self.process.wait() == 1
                 self.ending.wait(self.pause_s)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -59,7 +58,7 @@ class Upgraded:
         """
         port = int(self.broker.url.rpartition(":")[2]) if self.broker else 0
         self.broker = Broker(self.folder, port, sources=sources)
-        command = [sys.executable, "-m", "support.driver", "upgrade"]
+        command = ["-m", "support.driver", "upgrade"]
         self.driver = Child(
             [*command, str(self.folder), self.broker.url],
             self.folder / "driver.out",

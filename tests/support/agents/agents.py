@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from streambroker_core.wire.broker.view import (
     with_version,
 )
 from support.processes.certificates import Authority
+from support.processes.forks import AGENT, Process, program
 from support.processes.ports import free_port
 from support.processes.waiting import first_line, until
 
@@ -63,15 +63,17 @@ class AgentProcess:
         linger: float = 900.0,
         environment: Mapping[str, str] | None = None,
         pe: int = 0,
+        fresh: bool = False,
     ) -> None:
         self.home, self.job, self.port, self.broker = home, job, port, broker
         self.linger, self.environment = linger, environment
-        self.main: Sequence[str] = ("-m", "pe_agent.agent")
+        self.main: Sequence[str] = AGENT
+        self.fresh = fresh
         self.secured = secured
         self.trust = secured.trust() if secured else AgentTrust()
         self.pe = f"default/{job}/{pe}"
         self.key = zlib.crc32(job.encode()).to_bytes(4, "big") * 8
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Process | None = None
         self.line = ""
         self.log = home.parent / f"{home.name}.err"
 
@@ -82,9 +84,9 @@ class AgentProcess:
         store.set("key", self.key.hex())
         store.close()
 
-    def spawn(self) -> subprocess.Popen[str]:
+    def spawn(self) -> Process:
         """Start the process and do not wait for it."""
-        command = [sys.executable, *self.main, "--home", str(self.home), "--job", self.job]
+        command = [*self.main, "--home", str(self.home), "--job", self.job]
         command += ["--pe", self.pe.rpartition("/")[2], "--host", "127.0.0.1"]
         command += ["--linger", str(self.linger)]
         if self.port:
@@ -95,12 +97,12 @@ class AgentProcess:
             command += ["--tls-cert", str(self.secured.certificate)]
             command += ["--tls-key", str(self.secured.key), "--agent-ca", str(self.secured.ca)]
         with self.log.open("a") as errors:
-            self.process = subprocess.Popen(
+            self.process = program(
                 command,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                text=True,
-                env={**os.environ, **(self.environment or {})},
+                environment={**os.environ, **(self.environment or {})},
+                fresh=self.fresh,
             )
         return self.process
 

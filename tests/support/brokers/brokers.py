@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import aiohttp
 from streambroker_operator.broker import Broker
 from streambroker_operator.rest.guard.rate_limits import RateLimits
 from support.brokers.conformance import assert_conforms
+from support.processes.forks import CLI, program
 
 EXPORT = {
     "application": {"name": "market.Feed"},
@@ -107,26 +107,25 @@ async def running_broker(
         await broker.stop()
 
 
+_LIMITED = """
+import os, resource, sys
+limit, *command = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), int(limit)))
+os.execv(sys.executable, [sys.executable, *command])
+"""
+"""A program that runs another one with a limit of file descriptors."""
+
+
 class BrokerProcess:
     """``streambroker up`` in a process of its own."""
 
     def __init__(self, db: Path, *arguments: str, descriptors: int | None = None) -> None:
-        limited = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh"]
-        self._process = subprocess.Popen(
-            [
-                *(limited if descriptors else []),
-                sys.executable,
-                "-m",
-                "streambroker_operator.cli",
-                "up",
-                "--db",
-                str(db),
-                *(arguments or ("--port", "0")),
-            ],
+        limited = ["-c", _LIMITED, str(descriptors)] if descriptors else []
+        self._process = program(
+            [*limited, *CLI, "up", "--db", str(db), *(arguments or ("--port", "0"))],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            environment={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
 
     @property
@@ -152,7 +151,7 @@ class BrokerProcess:
     def end(self, timeout: float = 10.0) -> tuple[int, str]:
         """Wait for the end; return exit code and what it said on stderr."""
         _, errors = self._process.communicate(timeout=timeout)
-        return self._process.returncode, errors
+        return self._process.wait(), errors
 
     def kill(self) -> None:
         """End it without a chance to tidy up."""

@@ -14,6 +14,7 @@ import pytest
 
 from streambroker_operator.cli import main
 from support.brokers.brokers import Rest
+from support.processes.forks import CLI, program
 
 DOCUMENTS = """
 apiVersion: streambroker.io/v1alpha1
@@ -81,12 +82,11 @@ class CliProcess:
     """One command in a process of its own, for what goes on until it is interrupted."""
 
     def __init__(self, url: str, *arguments: str, **environment: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "streambroker_operator.cli", *arguments],
+        self._process = program(
+            [*CLI, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "STREAMBROKER_URL": url, **environment},
+            environment={**os.environ, "STREAMBROKER_URL": url, **environment},
         )
 
     async def line(self) -> str:

@@ -9,8 +9,6 @@ import os
 import re
 import secrets
 import signal
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -26,6 +24,7 @@ from streambroker_operator.kubernetes.broker import ClusterBroker, Settings
 from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
 from support.clusters.api_server import GROUP, ApiServer
 from support.clusters.calls import make_account, make_pod, manifest, token_of, true
+from support.processes.forks import CLI, program
 from support.processes.ports import free_port
 from support.processes.waiting import until
 
@@ -65,7 +64,7 @@ class Operator:
     def __init__(self, command: list[str], environ: Mapping[str, str], log: Path) -> None:
         self._log = log
         with log.open("wb") as out:
-            self.process = subprocess.Popen(command, env=dict(environ), stdout=out, stderr=out)
+            self.process = program(command, stdout=out, stderr=out, environment=environ)
         self.url = self.probes = ""
 
     def await_ready(self, listens: Callable[[str], None]) -> None:
@@ -155,10 +154,9 @@ def operator(
         "POD_IP": "127.0.0.1",
         "PYTHONUNBUFFERED": "1",
     }
-    command = [sys.executable, "-m", "streambroker_operator.cli", "operator"]
     # Replicas are told each other's address, so that the port has to be known beforehand.
-    command += ["--port", "0", "--metrics-port", str(free_port()), "--log-level", "INFO"]
-    command += ["--drain", "0", *options]
+    command = [*CLI, "operator", "--port", "0", "--metrics-port", str(free_port())]
+    command += ["--log-level", "INFO", "--drain", "0", *options]
     found = Operator(command, environ, own / "broker.log")
     try:
         found.await_ready(listens)

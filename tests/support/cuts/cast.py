@@ -34,7 +34,7 @@ from support.cuts.points import (
 )
 from support.processes.certificates import AGENT as CERTIFIED
 from support.processes.certificates import Authority
-from support.processes.forks import Fork, ForkFailedError, Forks
+from support.processes.forks import FORKS, QUERIES, Fork, ForkFailedError, Forks
 from support.processes.jobs import Broker
 from support.processes.ports import free_port
 from support.processes.waiting import until
@@ -104,7 +104,8 @@ class Cast:
             cut_points.VARIABLE: str(self.cuts),
             "PYTHONPATH": cut_points.search_path(held=True),
         }
-        self.forks = Forks(folder / "forks", {**os.environ, **environment})
+        self.forks = Forks(folder / "forks", {**os.environ, **environment}, QUERIES)
+        os.environ[FORKS] = str(self.forks.path)
         self.broker = Broker(folder)
         url = self.broker.url
         self.exporter, self.importer = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from support.cuts.points import VARIABLE, search_path
+from support.processes.forks import CLI, program
 from support.processes.waiting import until
 
 START_SECONDS = 90.0
@@ -20,7 +20,7 @@ class Child:
     """A process group of its own, with its output in a file.
 
     Args:
-        command: what to run.
+        command: what stands behind ``python``.
         output: the file.
         ready: how the line begins that it prints when it is ready.
         sources: where it looks for modules first; empty for nowhere else than this process.
@@ -34,13 +34,12 @@ class Child:
             path = os.pathsep.join([sources, path])
         environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable}
         with output.open("ab") as file:
-            self.process = subprocess.Popen(
+            self.process = program(
                 command,
-                stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env=environment,
-                start_new_session=True,
+                environment=environment,
+                own_group=True,
             )
         self._ready = ready
 
@@ -75,16 +74,7 @@ class Broker(Child):
     """``streambroker up``; started again it takes its old port and file."""
 
     def __init__(self, folder: Path, port: int = 0, *, sources: str = "") -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "streambroker_operator.cli",
-            "up",
-            "--db",
-            str(folder / "broker.sqlite"),
-            "--port",
-            str(port),
-        ]
+        command = [*CLI, "up", "--db", str(folder / "broker.sqlite"), "--port", str(port)]
         super().__init__(
             command, folder / "broker.out", "streambroker listening on", sources=sources
         )
@@ -104,7 +94,7 @@ class Job(Child):
         path = folder / f"{name}.json"
         path.write_text(json.dumps(plan))
         super().__init__(
-            [sys.executable, "-m", "support.processes.job", str(path)],
+            ["-m", "support.processes.job", str(path)],
             folder / f"{name}.out",
             "job ready",
         )

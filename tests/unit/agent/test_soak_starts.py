@@ -30,7 +30,7 @@ def test_a_job_that_ends_before_it_is_ready_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "START_SECONDS", math.inf)
-    child = Child([sys.executable, "-c", "print('no')"], tmp_path / "out", "ready")
+    child = Child(["-c", "print('no')"], tmp_path / "out", "ready")
     with pytest.raises(AssertionError, match=r"ended with 0: no"):
         child.await_ready()
 
