@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.processes.forks import AGENT, CLI, Program, program
+from support.processes.forks import AGENT, CLI, ForkedProgram, program
 
 Ended = tuple[int, str, str]
 
@@ -23,7 +23,7 @@ def run(command: Sequence[str], *, fresh: bool, **environment: str) -> Ended:
         environment={**os.environ, **environment},
         fresh=fresh,
     )
-    assert isinstance(process, Program) != fresh
+    assert isinstance(process, ForkedProgram) != fresh
     out, err = process.communicate(timeout=30.0)
     return process.wait(), out, err
 

@@ -89,7 +89,7 @@ class Fork:
         return self._connection.poll(0)
 
 
-class Program:
+class ForkedProgram:
     """A module that runs as a program in a forked process, used like `subprocess.Popen`."""
 
     def __init__(
@@ -156,7 +156,7 @@ class Program:
         return texts[0], texts[1]
 
 
-Process = Program | subprocess.Popen[str]
+Process = ForkedProgram | subprocess.Popen[str]
 """A program that runs, forked or not."""
 
 
@@ -205,7 +205,7 @@ def program(
             else:
                 pipes.append(None)
                 outputs.append(where if isinstance(where, int) else where.fileno())
-        found = Program(
+        found = ForkedProgram(
             _programs(held=held).path, command[1:], environ, outputs, own_group=own_group
         )
     found.stdout, found.stderr = pipes
