@@ -1,7 +1,7 @@
-"""Run all checks and tests in three lanes, with pytest's own arguments.
+"""Run all checks and tests in four lanes, with pytest's own arguments.
 
-Three lanes keep two cores busy; long groups start first. The output of a group is shown when it
-has ended.
+Four lanes keep two cores busy: tests of an API server and of agents mostly wait. Long groups start
+first. The output of a group is shown when it has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-LANES = 3
+LANES = 4
 SPARK = ["tests/component/spark", "tests/e2e"]
 OPERATORS = ("aligned", "pattern")
 """Files of `SPARK` whose names start with ``test_`` and one of these are a group of their own."""
@@ -34,7 +34,7 @@ class Group:
 
 
 def groups(arguments: list[str]) -> list[Group]:
-    """Return what runs, in the order in which it begins: short answers and long groups first."""
+    """Return what runs, in the order in which it begins: long groups first."""
     make = ["make", "--no-print-directory"]
 
     def pytest(paths: list[str]) -> list[str]:
@@ -49,9 +49,9 @@ def groups(arguments: list[str]) -> list[Group]:
         Group(name="Spark", commands=[pytest(other)]),
         Group(name="Spark, operators", commands=[[*make, "spark-classes"], pytest(operators)]),
         Group(name="API server", commands=[pytest(CLUSTER)]),
-        Group(name="format, lint, types, layers", commands=[[*make, "check"]]),
         Group(name="agents", commands=[pytest(AGENT)]),
         Group(name="other components", commands=[pytest(COMPONENTS)]),
+        Group(name="format, lint, types, layers", commands=[[*make, "check"]]),
     ]
 
 

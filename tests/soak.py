@@ -46,6 +46,12 @@ BETWEEN = (3.0, 12.0)
 LOOK_SECONDS = 5.0
 BOUNDS = {"rss": (0.08, 12 << 20), "disk": (0.05, 8 << 20)}
 """By how much each may grow over the second half: a part of what it has there, and bytes."""
+EPOCH_BYTES = 3000
+"""What an exporter needs for each epoch in its logs when it recovers; it drops most of them then.
+
+Measured: 41 MB for 15,000. This ends when the first segment of 64 MiB is full and deleted, which
+takes longer than a run.
+"""
 END_SECONDS = 240.0
 
 
@@ -156,6 +162,7 @@ class Soak:
                 "broker": resident(self.cast.broker.process.pid),
             },
             "disk": {n: on_disk(a.home) for n, a in agents.items()},
+            "epochs": sum(lane.published() for lane in self.lanes),
         }
 
     def _end(self) -> dict[str, Any]:
@@ -186,14 +193,17 @@ class Soak:
     def _growth(self) -> dict[str, list[int]]:
         """Return of what must not grow its median over the second half, and by how much it grew."""
         half = self.looks[len(self.looks) // 2 :]
+        recovered = {"rss of exporter": EPOCH_BYTES * (half[-1]["epochs"] - half[0]["epochs"])}
         found = {}
         for what, (part, slack) in BOUNDS.items():
             for of in half[0][what]:
                 # A process that was killed at that moment has none.
                 series = [(k["seconds"], k[what][of]) for k in half if k[what].get(of)]
                 middle, grown = drift(series)
-                found[f"{what} of {of}"] = [round(middle), round(grown)]
-                assert grown <= middle * part + slack, f"{what} of {of} grows: {found}"
+                name = f"{what} of {of}"
+                found[name] = [round(middle), round(grown)]
+                bound = middle * part + slack + recovered.get(name, 0)
+                assert grown <= bound, f"{name} grows: {found}, {recovered}"
         return found
 
 
