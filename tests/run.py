@@ -17,7 +17,8 @@ from pathlib import Path
 LANES = 4
 SPARK = ["tests/component/spark", "tests/e2e"]
 OPERATORS = ("aligned", "pattern")
-"""Files of `SPARK` whose names start with ``test_`` and one of these are a group of their own."""
+CHART = ("chart",)
+"""Files of a folder whose names start with ``test_`` and one of these are a group of their own."""
 CLUSTER = ["tests/component/kubernetes"]
 AGENT = ["tests/component/agent"]
 COMPONENTS = ["tests/component", *(f"--ignore={path}" for path in SPARK + CLUSTER + AGENT)]
@@ -40,16 +41,22 @@ def groups(arguments: list[str]) -> list[Group]:
     def pytest(paths: list[str]) -> list[str]:
         return [sys.executable, "-m", "pytest", *paths, *arguments]
 
-    operators = [
-        str(path) for one in OPERATORS for path in sorted(Path(SPARK[0]).glob(f"test_{one}_*.py"))
-    ]
-    other = [*SPARK, *(f"--ignore-glob=*/test_{one}_*.py" for one in OPERATORS)]
+    def files(folder: str, names: tuple[str, ...]) -> list[str]:
+        return [
+            str(path) for one in names for path in sorted(Path(folder).glob(f"test_{one}_*.py"))
+        ]
+
+    def others(names: tuple[str, ...]) -> list[str]:
+        return [f"--ignore-glob=*/test_{one}_*.py" for one in names]
+
+    operators, chart = files(SPARK[0], OPERATORS), files(CLUSTER[0], CHART)
     return [
         Group(name="unit and contract tests", commands=[pytest(UNIT)]),
-        Group(name="Spark", commands=[pytest(other)]),
+        Group(name="Spark", commands=[pytest([*SPARK, *others(OPERATORS)])]),
         Group(name="Spark, operators", commands=[[*make, "spark-classes"], pytest(operators)]),
-        Group(name="API server", commands=[pytest(CLUSTER)]),
+        Group(name="API server", commands=[pytest([*CLUSTER, *others(CHART)])]),
         Group(name="agents", commands=[pytest(AGENT)]),
+        Group(name="API server, chart", commands=[pytest(chart)]),
         Group(name="other components", commands=[pytest(COMPONENTS)]),
         Group(name="format, lint, types, layers", commands=[[*make, "check"]]),
     ]
