@@ -16,6 +16,7 @@ import functools
 import gc
 import importlib
 import io
+import math
 import os
 import runpy
 import select
@@ -120,14 +121,14 @@ class ForkedProgram:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit code.
+        """Wait for the end, as long as it takes without a timeout; return the exit code.
 
         Raises:
             subprocess.TimeoutExpired: it runs after so many seconds.
         """
         if self.poll() is None:
             with contextlib.suppress(OSError):  # another thread has taken the answer
-                self._connection.poll(timeout)
+                self._connection.poll(None if timeout == math.inf else timeout)
         code = self.poll()
         if code is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
