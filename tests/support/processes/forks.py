@@ -318,12 +318,12 @@ class _Server:
 def _perform(connection: Connection) -> None:
     try:
         connection.send(os.getpid())
-        asked = connection.recv()
-    except (BrokenPipeError, EOFError):  # the process that asked was killed meanwhile
+        message = connection.recv()
+    except (BrokenPipeError, EOFError):  # the other process was killed meanwhile
         return
-    if isinstance(asked[0], str):
-        os._exit(_call(connection, *asked))
-    _run(connection, *asked)
+    if isinstance(message[0], str):
+        os._exit(_call(connection, *message))
+    _run(connection, *message)
 
 
 def _call(connection: Connection, module: str, function: str, args: Sequence[Any]) -> int:
