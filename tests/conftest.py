@@ -17,7 +17,7 @@ settings.register_profile(
     "short", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile(
-    "long", max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "long", max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 # A shell that starts the tests in the background lets them ignore Ctrl-C, and what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -27,10 +27,12 @@ def printing(text: str, code: int = 0) -> list[str]:
     return [sys.executable, "-c", f"import sys; print({text!r}); sys.exit({code})"]
 
 
-SKIPPED = "SKIPPED [{}] tests/x.py:18: .kube has no etcd; `make kube-assets` builds them once"
+SKIPPED = (
+    "1 passed\nSKIPPED [{}] tests/x.py:18: .kube has no etcd; `make kube-assets` builds them once"
+)
 
 
-@pytest.mark.parametrize(("codes", "worst"), [((0, 0), 0), ((0, 5), 5)])
+@pytest.mark.parametrize(("codes", "worst"), [((0, 0), 0), ((0, 3), 3)])
 def test_the_last_line_says_how_many_tests_need_an_api_server(
     codes: tuple[int, int],
     worst: int,
@@ -39,7 +41,7 @@ def test_the_last_line_says_how_many_tests_need_an_api_server(
 ) -> None:
     run = loaded("tests/run.py")
     groups = [
-        run.Group(name=str(count), commands=[printing(SKIPPED.format(count), code)])
+        run.Group(name=str(count), commands=[printing("1 passed\n" + SKIPPED.format(count), code)])
         for count, code in zip((3, 40), codes, strict=True)
     ]
     monkeypatch.setattr(run, "groups", lambda _: groups)
@@ -52,6 +54,24 @@ def test_the_last_line_says_how_many_tests_need_an_api_server(
             "43 tests need a Kubernetes API server and did not run. `make test-all` builds one"
         )
     )
+
+
+@pytest.mark.parametrize(
+    ("groups", "code"),
+    [
+        ([("2 passed", 0), ("9 deselected", 5)], 0),
+        ([("1 failed, 2 passed", 1), ("9 deselected", 5)], 1),
+        ([("9 deselected", 5), ("", 0)], 5),
+    ],
+)
+def test_a_selection_may_leave_a_group_without_tests_but_not_all(
+    groups: list[tuple[str, int]], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = loaded("tests/run.py")
+    made = [run.Group(name=text, commands=[printing(text, code)]) for text, code in groups]
+    monkeypatch.setattr(run, "groups", lambda _: made)
+
+    assert run.main([]) == code
 
 
 def test_a_group_ends_at_the_first_command_that_fails() -> None:
