@@ -106,7 +106,7 @@ class Written:
     def __init__(self, folder: Path, name: str, output: str, columns: tuple[str, ...]) -> None:
         self._folder, self._name, self._output, self._columns = folder, name, output, columns
 
-    def __call__(self, frames: dict[str, DataFrame], window: int) -> None:
+    def __call__(self, window: int, frames: dict[str, DataFrame]) -> None:
         """Take a window."""
         rows = [[row[one] for one in self._columns] for row in frames[self._output].collect()]
         if rows and (self._folder / f"hold-{self._name}").exists():
@@ -141,7 +141,7 @@ def alerts(spark: SparkSession, folder: Path, broker: str, store: TableStore) ->
 
     pattern_processors(
         imported("letters"), [RULE], key="user", event_time="t", watermark="0 seconds", buckets=2
-    ).foreach_batch(
+    ).for_each_window(
         Written(folder, "matches", "matches", ("rule", "version", "events")),
         checkpoint=folder / "ck-matches",
     )
@@ -152,7 +152,7 @@ def alerts(spark: SparkSession, folder: Path, broker: str, store: TableStore) ->
         names=side_map(names, key="user"),
     ).enrich("rates", on="currency", missing="wait").enrich(
         "names", on="user", version="version"
-    ).to_stream(buckets=2).foreach_batch(
+    ).to_stream(buckets=2).for_each_window(
         Written(folder, "rows", "out", ("id", "number", "step", "rate", "name", "version")),
         checkpoint=folder / "ck-rows",
     )
