@@ -65,7 +65,7 @@ test-all: $(READY) kube-assets ## build the API server of the tests once, then r
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test
 
 .PHONY: test-long
-test-long: $(CLASSES) kube-assets ## what `make test` leaves out: kill tables, ten times the examples: about an hour
+test-long: $(CLASSES) kube-assets ## what `make test` leaves out: kill tables, ten times the examples: some hours
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAPPED) HYPOTHESIS_PROFILE=long $(BIN)/python tests/run.py -m "(long or hypothesis) and not node" --timeout 1800 --durations 20
 
 # Tests start dozens of JVMs: each maps Spark's classes and does not read them again.
