@@ -66,7 +66,7 @@ test-all: $(READY) kube-assets ## build the API server of the tests once, then r
 
 .PHONY: test-long
 test-long: $(CLASSES) kube-assets ## what `make test` leaves out: kill tables, ten times the examples: some hours
-	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAPPED) HYPOTHESIS_PROFILE=long $(BIN)/python tests/run.py -m "(long or hypothesis) and not node" --timeout 1800 --durations 20
+	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAPPED) HYPOTHESIS_PROFILE=long $(BIN)/python tests/run.py --some -m "(long or hypothesis) and not node" --timeout 1800 --durations 20
 
 # Tests start dozens of JVMs: each maps Spark's classes and does not read them again.
 # A Java that names an archive which is not there yet cannot write one, so the recipe drops the option.
