@@ -133,14 +133,14 @@ def test_the_demonstration_fails_and_names_the_line_when_one_row_is_left_out(
 
 def test_what_starts_while_the_demonstration_is_killed_is_ended_too(tmp_path: Path) -> None:
     family = Family(tmp_path)
-    sleeping = ["-c", "import time; time.sleep(100)"]
-    first, looked = family.start("first", sleeping), family.alive
+    endless = ["-c", "import threading; threading.Event().wait()"]
+    first, looked = family.start("first", endless), family.alive
     seconds: list[subprocess.Popen[str]] = []
 
     def look_and_start() -> dict[int, str]:
         found = looked()
         if not seconds:
-            seconds.append(family.start("second", sleeping))
+            seconds.append(family.start("second", endless))
         return found
 
     family.alive = look_and_start  # type: ignore[method-assign]
