@@ -14,10 +14,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.model import Kind, PortKey, RuleKey
+
+if TYPE_CHECKING:
+    from streambroker_core.model import Kind, PortKey, RuleKey
 
 
 class StoreError(StreambrokerError):

@@ -5,25 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib import import_module
+from itertools import chain
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_operator.cli import completion
-from streambroker_operator.cli.commands import (
-    apply,
-    delete,
-    describe,
-    emit,
-    get,
-    operator,
-    patterns,
-    release,
-    top,
-    up,
-)
-from streambroker_operator.cli.commands import diagnose as explain
-from streambroker_operator.cli.commands import set as setters
 from streambroker_operator.cli.io.errors import (
     INTERRUPTED,
     UsageError,
@@ -33,21 +19,25 @@ from streambroker_operator.cli.io.errors import (
 )
 from streambroker_operator.cli.io.options import Parser, add_shared
 
-COMMAND_MODULES = (
-    up,
-    operator,
-    get,
-    describe,
-    apply,
-    delete,
-    explain,
-    setters,
-    release,
-    emit,
-    patterns,
-    top,
-    completion,
-)
+COMMANDS = {
+    "commands.up": ("up", "version"),
+    "commands.operator": ("operator",),
+    "commands.get": ("get", "watch"),
+    "commands.describe": ("describe",),
+    "commands.apply": ("apply", "whatif"),
+    "commands.delete": ("delete",),
+    "commands.diagnose": ("explain", "lint"),
+    "commands.set": ("set-filter", "set-subscription", "set-properties"),
+    "commands.release": ("release",),
+    "commands.emit": ("emit",),
+    "commands.patterns": ("patterns",),
+    "commands.top": ("top",),
+    "completion": ("completion",),
+}
+"""The commands of each module: only the module of the command that runs is imported."""
+_HELP = "help"
+_COMPLETE = "__complete"
+"""Hidden command of the shells' completion."""
 ALTERNATIVES = {
     "create": "`apply` creates, too.",
     "diff": "`whatif` shows what a file would do.",
@@ -69,11 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if words[:1] == [completion.HIDDEN_COMMAND]:
+        if words[:1] == [_COMPLETE]:
+            from streambroker_operator.cli import completion
+
             return completion.complete(_parser(), words[1:])
-        _check_command(words)
+        command = _check_command(words) or (_HELP if "--version" in words else None)
         try:
-            options = _parser().parse_args(words)
+            options = _parser(command).parse_args(words)
         except SystemExit as end:  # raised by --help and --version
             return int(end.code or 0)
         code: int = options.run(options)
@@ -85,19 +77,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of all commands, or of one and its module's others."""
     parser = Parser(prog="streambroker", description="Streams between Spark jobs, by subscription.")
     add_shared(parser, root=True)
-    version_text = f"streambroker {version('streambroker-operator')}"
-    parser.add_argument("--version", action="version", version=version_text, help="the release")
+    parser.add_argument("--version", action=_VersionAction, nargs=0, help="the release")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for module in COMMAND_MODULES:
-        module.add(commands)
-    help_ = commands.add_parser("help", help="show the arguments of a command")
+    for module, names in COMMANDS.items():
+        if command is None or command in names:
+            import_module(f"streambroker_operator.cli.{module}").add(commands)
+    help_ = commands.add_parser(_HELP, help="show the arguments of a command")
     help_.add_argument("words", nargs="*", metavar="COMMAND")
     help_.set_defaults(run=_help)
-    parser.set_defaults(commands=sorted(commands.choices))
     return parser
+
+
+class _VersionAction(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"streambroker {version('streambroker-operator')}\n")
+        parser.exit()
 
 
 def _help(options: argparse.Namespace) -> int:
@@ -106,12 +106,12 @@ def _help(options: argparse.Namespace) -> int:
     return main([*options.words[:1], "--help"])
 
 
-def _check_command(words: Sequence[str]) -> None:
-    """Refuse an unknown command, and suggest the nearest one."""
+def _check_command(words: Sequence[str]) -> str | None:
+    """Return the command; refuse an unknown one, and suggest the nearest."""
     if not words:
         raise UsageError("Give a COMMAND; `streambroker --help` lists them.")
     command = _first_word(words)
-    commands: Any = _parser().get_default("commands")
+    commands = sorted([*chain.from_iterable(COMMANDS.values()), _HELP])
     if command is not None and command not in commands:
         hint = (
             f" {ALTERNATIVES[command]}"
@@ -121,6 +121,7 @@ def _check_command(words: Sequence[str]) -> None:
         raise UsageError(
             f"There is no command {command!r}.{hint} `streambroker --help` lists them."
         )
+    return command
 
 
 def _first_word(words: Sequence[str]) -> str | None:

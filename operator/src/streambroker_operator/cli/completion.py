@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_operator.cli.commands import patterns
-from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK
 from streambroker_operator.cli.io.options import DEFAULT_URL, Parser, add_shared, client_for
 from streambroker_operator.cli.io.targets import KIND_ALIASES, SINGULAR, item_names
 from streambroker_operator.cli.io.terminal import print_text
 
-HIDDEN_COMMAND = "__complete"
 TIMEOUT_S = 0.5
 """How long the broker may take to return names, in seconds."""
 MAX_CANDIDATES = 200
@@ -65,8 +62,6 @@ _KIND_BY_COMMAND = {
     "set-subscription": "imports",
     "set-properties": "exports",
 }
-_FIXED_ARGUMENTS: Mapping[str, Iterable[str]] = {"completion": SHELLS, "patterns": patterns.ACTIONS}
-"""First arguments of commands that have fixed ones."""
 _WITH_VALUE = (
     *("--url", "-n", "--namespace", "-o", "--output", "--request-timeout", "--delete"),
     *("--delivery", "--at", "--operator", "--bucket", "--key", "--timeout", "--request-id"),
@@ -128,8 +123,8 @@ def candidates(
 def _arguments(
     command: str, typed: Sequence[str], current: str, before: Sequence[str]
 ) -> Iterable[str]:
-    if command in _FIXED_ARGUMENTS:
-        return _FIXED_ARGUMENTS[command] if not typed else []
+    if command in ("completion", "patterns"):
+        return [] if typed else _fixed_arguments(command)
     if command in _KIND_BY_COMMAND:
         return _names(_KIND_BY_COMMAND[command], before, index=1) if not typed else []
     if command == "explain":
@@ -156,6 +151,12 @@ def _arguments(
     return [word for word in words if not (command == "delete" and word == "route")]
 
 
+def _fixed_arguments(command: str) -> Iterable[str]:
+    from streambroker_operator.cli.commands.patterns import ACTIONS
+
+    return SHELLS if command == "completion" else ACTIONS
+
+
 def _kind_names(kinds: Sequence[str], before: Sequence[str]) -> list[str]:
     return [f"{SINGULAR[k]}/{name}" for k in kinds for name in _names(k, before, index=0)]
 
@@ -169,7 +170,7 @@ def _names(kind: str, before: Sequence[str], *, index: int) -> list[str]:
     add_shared(parser, root=True)
     options, _ = parser.parse_known_args(list(before))
     options.request_timeout = TIMEOUT_S
-    client: BrokerClient = client_for(options)
+    client = client_for(options)
     answer = client.call("GET", f"/{kind}", namespace=options.namespace, limit=str(MAX_CANDIDATES))
     if kind == "routes":
         ends = {end for item in answer["items"] for end in item_names(kind, item)[-2:]}

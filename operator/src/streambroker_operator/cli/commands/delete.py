@@ -8,7 +8,7 @@ from typing import Any
 
 from streambroker_core.model import Kind, PeKey, Removal, kind_of, name_of
 from streambroker_core.wire.manifests.ports import PLURALS
-from streambroker_operator.cli.io.client import BrokerClient, pe_path
+from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import (
     OK,
     UsageError,
@@ -24,6 +24,7 @@ from streambroker_operator.cli.io.targets import (
     find_items,
     find_port,
     item_names,
+    pe_path,
     read_targets,
     with_suggestion,
 )

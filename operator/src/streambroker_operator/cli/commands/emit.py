@@ -12,7 +12,7 @@ from typing import Any
 from streambroker_core.control.tuples.envelope import DELIVERIES
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey, PortKey
-from streambroker_operator.cli.io.client import BrokerClient, pe_path, port_path
+from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.manifest_files import read_value
 from streambroker_operator.cli.io.options import (
@@ -22,7 +22,7 @@ from streambroker_operator.cli.io.options import (
     one_of,
     parse_seconds,
 )
-from streambroker_operator.cli.io.targets import find_port, with_suggestion
+from streambroker_operator.cli.io.targets import find_port, pe_path, port_path, with_suggestion
 from streambroker_operator.cli.io.terminal import one_line, print_text
 from streambroker_operator.cli.output.table import as_json
 from streambroker_operator.errors import RequestError

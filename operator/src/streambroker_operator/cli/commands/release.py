@@ -7,10 +7,9 @@ from typing import Any
 
 from streambroker_core.wire.manifests.ports import PLURALS
 from streambroker_operator.cli.commands.delete import RESOURCE, read_named_targets, resolve_target
-from streambroker_operator.cli.io.client import port_path
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import add_remote_command, client_for
-from streambroker_operator.cli.io.targets import with_suggestion
+from streambroker_operator.cli.io.targets import port_path, with_suggestion
 from streambroker_operator.cli.io.terminal import print_text
 from streambroker_operator.cli.output.changes import routes_text
 from streambroker_operator.errors import RequestError

@@ -11,11 +11,11 @@ from streambroker_core.model import PortKey
 from streambroker_core.model.properties import normalise
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_operator.cli.commands.diagnose import fetch_explanation
-from streambroker_operator.cli.io.client import BrokerClient, port_path
+from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError, print_notes, with_expression
 from streambroker_operator.cli.io.manifest_files import check_not_null, read_value
 from streambroker_operator.cli.io.options import add_force, add_remote_command, client_for
-from streambroker_operator.cli.io.targets import KIND_ALIASES, find_port, with_suggestion
+from streambroker_operator.cli.io.targets import KIND_ALIASES, find_port, port_path, with_suggestion
 from streambroker_operator.cli.io.terminal import one_line, print_text
 from streambroker_operator.cli.output.changes import routes_text
 from streambroker_operator.cli.output.table import properties_text, shorten

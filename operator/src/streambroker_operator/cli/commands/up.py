@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import add_output, add_remote_command, client_for, one_of
 from streambroker_operator.cli.io.terminal import print_text
 from streambroker_operator.cli.output.table import print_answer
 from streambroker_operator.errors import RequestError
+
+if TYPE_CHECKING:
+    from streambroker_operator.cli.io.client import BrokerClient
 
 MAX_TCP_PORT = 65_535
 
@@ -84,6 +84,8 @@ def _parse_limit(text: str) -> tuple[str, float]:
 
 
 def _up(options: argparse.Namespace) -> int:
+    import asyncio
+
     from streambroker_operator.broker import Broker, serve
     from streambroker_operator.rest.guard.rate_limits import RateLimits
     from streambroker_operator.security import audit_log as audit
@@ -136,6 +138,8 @@ def certificate_pair(options: argparse.Namespace) -> tuple[Path, Path] | None:
 
 
 def _version(options: argparse.Namespace) -> int:
+    from importlib.metadata import version
+
     versions: dict[str, Any] = {"client": version("streambroker-operator")}
     if not options.client:
         versions["broker"] = _broker_version(client_for(options))

@@ -11,17 +11,18 @@ import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire.broker import problem as problems
 from streambroker_operator.cli.io.errors import UsageError
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.client.kubeconfig import Access, Credentials
 from streambroker_operator.rest.http.paths import API
 
-TIMEOUT_S = 30.0
+if TYPE_CHECKING:
+    from streambroker_operator.kubernetes.client.kubeconfig import Credentials
+
 PAGE_SIZE = 500
 """Items per page."""
 MAX_RETRY_S = 60.0
@@ -48,16 +49,13 @@ class BrokerClient:
         self,
         url: str,
         token: str | None = None,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = 30.0,
         ca: Path | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._token = token
         self._timeout_s = timeout_s
         self._ca = ca
-        self._credentials = Credentials(
-            Access(server=self.url, ca_file=None if ca is None else str(ca))
-        )
         if not self.url.startswith(("http://", "https://")):
             raise RequestError(
                 0, "UrlInvalid", f"{url!r} is not an http:// address; write --url http://host:port."
@@ -202,6 +200,14 @@ class BrokerClient:
                 ) from error
         return handlers
 
+    @cached_property
+    def _credentials(self) -> Credentials:
+        from streambroker_operator.kubernetes.client.kubeconfig import Access, Credentials
+
+        return Credentials(
+            Access(server=self.url, ca_file=None if self._ca is None else str(self._ca))
+        )
+
     def unavailable_error(self, error: Exception) -> RequestError:
         """Return the error for a broker that does not answer, with a remedy."""
         reason = getattr(error, "reason", error)
@@ -299,13 +305,3 @@ def _parse_error(error: urllib.error.HTTPError, url: str) -> RequestError:
     if retry_after.isascii() and retry_after.isdigit():
         facts["retryAfter"] = int(retry_after)
     return RequestError(problem.status, problem.code, problem.detail, facts=facts)
-
-
-def port_path(kind: str, key: PortKey) -> str:
-    """Return the path of a port below the API prefix."""
-    return f"{pe_path(key.owner)}/{kind.lower()}/{key.port}"
-
-
-def pe_path(pe: PeKey) -> str:
-    """Return the path of a PE below the API prefix."""
-    return f"/job/{pe.job}/pe/{pe.pe}"

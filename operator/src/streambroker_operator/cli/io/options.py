@@ -7,12 +7,15 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from streambroker_core.model import DEFAULT_NAMESPACE
-from streambroker_operator.cli.io.client import TIMEOUT_S, BrokerClient
 from streambroker_operator.cli.io.errors import UsageError, did_you_mean
 
+if TYPE_CHECKING:
+    from streambroker_operator.cli.io.client import BrokerClient
+
+TIMEOUT_S = 30.0
 DEFAULT_URL = "http://127.0.0.1:8470"
 _KUBECTL_OUTPUTS = ("jsonpath", "jsonpath-file", "go-template", "template", "custom-columns")
 """Output formats of kubectl that are not supported."""
@@ -127,6 +130,8 @@ def namespace_for(options: argparse.Namespace) -> str:
 
 def client_for(options: argparse.Namespace) -> BrokerClient:
     """Return a client with the token of the options or the environment; refuse an invalid token."""
+    from streambroker_operator.cli.io.client import BrokerClient
+
     token = _read_token(options.token_file)
     return BrokerClient(options.url, token, options.request_timeout, options.ca)
 

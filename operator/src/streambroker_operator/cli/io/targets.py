@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streambroker_core.errors import ManifestError
-from streambroker_core.model import PortKey, is_resource_name
-from streambroker_operator.cli.io.client import BrokerClient, port_path
+from streambroker_core.model import PeKey, PortKey, is_resource_name
 from streambroker_operator.cli.io.errors import UsageError, did_you_mean
 from streambroker_operator.errors import RequestError
+
+if TYPE_CHECKING:
+    from streambroker_operator.cli.io.client import BrokerClient
 
 KINDS = ("exports", "imports", "pes", "routes")
 PORT_KINDS = ("exports", "imports")
@@ -275,3 +277,13 @@ def with_suggestion(
     ]
     near = did_you_mean(f"{key.job}/{key.pe}/{key.port}", ports)
     return RequestError(error.status, error.code, f"{error}{near}", facts=error.facts)
+
+
+def port_path(kind: str, key: PortKey) -> str:
+    """Return the path of a port below the API prefix."""
+    return f"{pe_path(key.owner)}/{kind.lower()}/{key.port}"
+
+
+def pe_path(pe: PeKey) -> str:
+    """Return the path of a PE below the API prefix."""
+    return f"/job/{pe.job}/pe/{pe.pe}"

@@ -8,7 +8,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from streambroker_operator.cli.io.targets import SINGULAR, Item, item_names, port_text
 from streambroker_operator.cli.io.terminal import Colour, format_age, one_line, paint, print_text
-from streambroker_operator.cli.io.yaml_format import dump_all
 
 R = TypeVar("R")
 Columns: TypeAlias = Mapping[str, Callable[[R], str]]
@@ -127,6 +126,8 @@ def as_json(body: object) -> str:
 
 def as_yaml(documents: Sequence[object]) -> str:
     """Return YAML documents."""
+    from streambroker_operator.cli.io.yaml_format import dump_all
+
     return dump_all(documents)
 
 
