@@ -51,7 +51,12 @@ from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.cli import app as commands
 from streambroker_operator.cli.io.errors import exit_code
-from streambroker_operator.kubernetes.observability.metrics import BrokerGauges, Metrics
+from streambroker_operator.kubernetes.observability.metrics import (
+    COUNTERS,
+    GAUGES,
+    Labelled,
+    Metrics,
+)
 from streambroker_operator.rest.agents import control
 from streambroker_operator.rest.app import create_app
 from streambroker_operator.rest.http.openapi import description
@@ -343,17 +348,18 @@ def _text(value: Any) -> str:
 
 def metric_names() -> Any:
     """Return the figures of brokers and agents, with their types and labels."""
-    kinds: Any = dict.fromkeys(("Export", "Import", "PatternProcessor"), 1)
-    figures = BrokerGauges(
-        release="1",
-        board_versions=kinds,
-        watch_age_s=kinds,
-        followed={(kind, "jobs"): True for kind in kinds},
-        resources={(kind, "accepted"): 1 for kind in kinds},
-        agents={"current": 1},
-        reported_routes={"reads": 1},
-        relists=kinds,
-    )
+    kinds = dict.fromkeys((("exports",), ("imports",), ("patternprocessors",)), 1)
+    figures: dict[str, Labelled] = {
+        **{name: {} for name in (*GAUGES, *COUNTERS)},
+        "build_info": {("1",): 1},
+        "board_version": kinds,
+        "watch_age_seconds": kinds,
+        "namespace_followed": {(*kind, "jobs"): True for kind in kinds},
+        "resources": {(*kind, "accepted"): 1 for kind in kinds},
+        "agents": {("current",): 1},
+        "reported_routes": {("reads",): 1},
+        "relists": kinds,
+    }
     broker = Metrics(lambda: figures)
     broker.observe_match(1.0)
     broker.observe_applied(1.0)

@@ -13,7 +13,9 @@ from streambroker_operator.kubernetes.observability.health import (
     check_ready,
 )
 from streambroker_operator.kubernetes.observability.metrics import (
-    BrokerGauges,
+    COUNTERS,
+    GAUGES,
+    Labelled,
     Metrics,
     count_writes,
 )
@@ -22,26 +24,21 @@ from streambroker_operator.kubernetes.status.events import EventWriter
 from streambroker_operator.kubernetes.status.writer import StatusMetrics
 from support.kubernetes.fake_server import FakeApi
 
-FULL = BrokerGauges(
-    release="0.1.0",
-    synced=True,
-    leads=True,
-    routes=3,
-    board_versions={"Export": 7, "Import": 9},
-    watch_age_s={"Export": 0.5, "Import": 1.5},
-    followed={("Export", "jobs"): True, ("Import", "jobs"): False},
-    resources={("Export", "accepted"): 2, ("Import", "refused"): 1},
-    agents={"current": 2, "away": 1},
-    reported_routes={"waits": 1, "reads": 2},
-    hints_sent=5,
-    hints_lost=1,
-    resyncs=4,
-    resync_differences={("Export", "ghost"): 2},
-    relists={"Import": 2},
-    feeder_restarts=1,
-    writes={("status", "done"): 11},
-    reviews={("token", "failed"): 1},
-)
+NOTHING: dict[str, Labelled] = {name: {} for name in (*GAUGES, *COUNTERS)}
+FULL: dict[str, Labelled] = {
+    **NOTHING,
+    "build_info": {("0.1.0",): 1},
+    "leader": {(): True},
+    "board_version": {("exports",): 7, ("imports",): 9},
+    "watch_age_seconds": {("exports",): 0.5, ("imports",): 1.5},
+    "namespace_followed": {("exports", "jobs"): True, ("imports", "jobs"): False},
+    "resources": {("exports", "accepted"): 2, ("imports", "refused"): 1},
+    "agents": {("current",): 2, ("away",): 1},
+    "reported_routes": {("waits",): 1, ("reads",): 2},
+    "sweep_differences": {("exports", "ghost"): 2},
+    "api_writes": {("status", "done"): 11},
+    "reviews": {("token", "failed"): 1},
+}
 
 
 def values(metrics: Metrics) -> dict[str, float]:
@@ -104,7 +101,7 @@ def test_all_that_is_written_in_the_cluster_is_counted() -> None:
 
 
 def test_what_has_not_happened_yet_is_reported_as_nothing() -> None:
-    found = values(Metrics(lambda: BrokerGauges(release="0.1.0")))
+    found = values(Metrics(lambda: NOTHING))
 
     assert found["streambroker_api_writes_total{object=spec,result=refused}"] == 0
     assert found["streambroker_reviews_total{result=failed,review=access}"] == 0

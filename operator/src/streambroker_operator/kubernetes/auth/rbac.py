@@ -16,24 +16,7 @@ from typing import TypeAlias
 
 from streambroker_core.model import RULE, PeKey
 from streambroker_core.wire.manifests.ports import OBJECTS
-from streambroker_operator.rest.http.paths import (
-    API,
-    APPLY,
-    COMMANDS,
-    EMIT,
-    ENABLE,
-    EXPLAIN,
-    JOBS,
-    OPENAPI,
-    PATTERN,
-    PATTERNS,
-    PE,
-    PORTS,
-    REPORT,
-    SEND,
-    TUPLE,
-    WHATIF,
-)
+from streambroker_operator.rest.http import paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,48 +84,38 @@ class PathPolicy:
     steers: bool = False
 
 
-def _request(verb: str, resource: str) -> tuple[AccessRequest, ...]:
-    return (AccessRequest(verb=verb, resource=resource),)
+def _permission(text: str) -> AccessRequest:
+    """Return the permission written as ``verb resource`` or ``verb resource/part``."""
+    verb, _, target = text.partition(" ")
+    resource, _, part = target.partition("/")
+    return AccessRequest(verb=verb, resource=resource, subresource=part)
+
+
+def _policy(*permissions: str, allows_job: bool = True, steers: bool = False) -> PathPolicy:
+    """Return the policy that requires all these permissions."""
+    requests = tuple((_permission(text),) for text in permissions)
+    return PathPolicy(requests=requests, allows_job=allows_job, steers=steers)
 
 
 def _part_policy(resource: str, part: str, *, steers: bool) -> PathPolicy:
     """Return the policy for changing a part of a resource."""
-    return PathPolicy(
-        requests=(
-            (
-                AccessRequest(verb="patch", resource=resource, subresource=part),
-                AccessRequest(verb="patch", resource=resource),
-            ),
-        ),
-        allows_job=True,
-        steers=steers,
-    )
+    either = (_permission(f"patch {resource}/{part}"), _permission(f"patch {resource}"))
+    return PathPolicy(requests=(either,), allows_job=True, steers=steers)
 
 
-_EXPORT, _IMPORT = PORTS["Export"], PORTS["Import"]
-_RULE_RESOURCE = OBJECTS[RULE]
+_EXPORT, _IMPORT = paths.PORTS["Export"], paths.PORTS["Import"]
+_RULES = OBJECTS[RULE]
 
-_LIST_POLICY = PathPolicy(requests=(_request("list", "exports"), _request("list", "imports")))
-_PE_POLICY = PathPolicy(
-    requests=(_request("get", "exports"), _request("get", "imports")), allows_job=True
-)
+_LIST_POLICY = _policy("list exports", "list imports", allows_job=False)
 
 
 def _port_policies(path: str, resource: str) -> dict[tuple[str, str], PathPolicy]:
     return {
-        ("GET", path): PathPolicy(requests=(_request("get", resource),), allows_job=True),
-        ("PUT", path): PathPolicy(
-            requests=(_request("create", resource), _request("patch", resource)),
-            allows_job=True,
-            steers=True,
-        ),
-        ("PATCH", path): PathPolicy(
-            requests=(_request("patch", resource),), allows_job=True, steers=True
-        ),
-        ("DELETE", path): PathPolicy(requests=(_request("delete", resource),), allows_job=True),
-        ("POST", f"{path}/release"): PathPolicy(
-            requests=(_request("patch", resource),), allows_job=True
-        ),
+        ("GET", path): _policy(f"get {resource}"),
+        ("PUT", path): _policy(f"create {resource}", f"patch {resource}", steers=True),
+        ("PATCH", path): _policy(f"patch {resource}", steers=True),
+        ("DELETE", path): _policy(f"delete {resource}"),
+        ("POST", f"{path}/release"): _policy(f"patch {resource}"),
     }
 
 
@@ -150,7 +123,7 @@ def _part_policies(
     path: str, resource: str, part: str, *methods: str
 ) -> dict[tuple[str, str], PathPolicy]:
     return {
-        ("GET", path): PathPolicy(requests=(_request("get", resource),), allows_job=True),
+        ("GET", path): _policy(f"get {resource}"),
         # A deletion cannot remove what others declare, even with force.
         **{
             (method, path): _part_policy(resource, part, steers=method != "DELETE")
@@ -160,36 +133,35 @@ def _part_policies(
 
 
 POLICIES: Mapping[tuple[str, str], PathPolicy] = {
-    ("GET", OPENAPI): PathPolicy(allows_authenticated=True),
-    ("GET", f"{API}/exports"): PathPolicy(requests=(_request("list", "exports"),)),
-    ("GET", f"{API}/imports"): PathPolicy(requests=(_request("list", "imports"),)),
-    ("GET", f"{API}/pes"): _LIST_POLICY,
-    ("GET", f"{API}/routes"): _LIST_POLICY,
-    ("GET", f"{API}/events"): _LIST_POLICY,
-    ("GET", EXPLAIN): _LIST_POLICY,
-    ("GET", f"{API}/lint"): _LIST_POLICY,
-    ("POST", WHATIF): _LIST_POLICY,
+    ("GET", paths.OPENAPI): PathPolicy(allows_authenticated=True),
+    ("GET", f"{paths.API}/exports"): _policy("list exports", allows_job=False),
+    ("GET", f"{paths.API}/imports"): _policy("list imports", allows_job=False),
+    ("GET", f"{paths.API}/pes"): _LIST_POLICY,
+    ("GET", f"{paths.API}/routes"): _LIST_POLICY,
+    ("GET", f"{paths.API}/events"): _LIST_POLICY,
+    ("GET", paths.EXPLAIN): _LIST_POLICY,
+    ("GET", f"{paths.API}/lint"): _LIST_POLICY,
+    ("POST", paths.WHATIF): _LIST_POLICY,
     # A set may name any port of the namespace. A job changes its own ports at their paths.
-    ("POST", APPLY): PathPolicy(
-        requests=tuple(
-            _request(verb, resource)
+    ("POST", paths.APPLY): _policy(
+        *(
+            f"{verb} {resource}"
             for resource in ("exports", "imports")
             for verb in ("create", "patch", "delete")
-        )
+        ),
+        allows_job=False,
     ),
-    ("GET", f"{API}/top"): _LIST_POLICY,
-    ("GET", PE): _PE_POLICY,
-    ("PUT", PE): PathPolicy(allows_job=True, registers=True),
-    ("DELETE", PE): PathPolicy(
-        requests=(_request("delete", "exports"), _request("delete", "imports")), allows_job=True
-    ),
-    ("PUT", REPORT): PathPolicy(allows_job=True),
-    ("POST", COMMANDS): PathPolicy(allows_job=True),
+    ("GET", f"{paths.API}/top"): _LIST_POLICY,
+    ("GET", paths.PE): _policy("get exports", "get imports"),
+    ("PUT", paths.PE): PathPolicy(allows_job=True, registers=True),
+    ("DELETE", paths.PE): _policy("delete exports", "delete imports"),
+    ("PUT", paths.REPORT): PathPolicy(allows_job=True),
+    ("POST", paths.COMMANDS): PathPolicy(allows_job=True),
     # Operators receive the control log through the imports of the job.
-    ("POST", SEND): _part_policy("imports", "control", steers=False),
-    ("GET", SEND + TUPLE): PathPolicy(requests=(_request("get", "imports"),), allows_job=True),
-    ("POST", EMIT): _part_policy("exports", "control", steers=False),
-    ("GET", EMIT + TUPLE): PathPolicy(requests=(_request("get", "exports"),), allows_job=True),
+    ("POST", paths.SEND): _part_policy("imports", "control", steers=False),
+    ("GET", paths.SEND + paths.TUPLE): _policy("get imports"),
+    ("POST", paths.EMIT): _part_policy("exports", "control", steers=False),
+    ("GET", paths.EMIT + paths.TUPLE): _policy("get exports"),
     **_port_policies(_EXPORT, "exports"),
     **_part_policies(f"{_EXPORT}/properties", "exports", "properties", "PUT", "PATCH", "DELETE"),
     **_part_policies(f"{_EXPORT}/property/{{name}}", "exports", "properties", "PUT", "DELETE"),
@@ -197,17 +169,11 @@ POLICIES: Mapping[tuple[str, str], PathPolicy] = {
     **_part_policies(f"{_IMPORT}/filter", "imports", "filter", "PUT"),
     **_part_policies(f"{_IMPORT}/subscription", "imports", "streams", "PUT"),
     **_part_policies(f"{_IMPORT}/streams", "imports", "streams", "PUT"),
-    ("GET", PATTERNS): PathPolicy(requests=(_request("list", _RULE_RESOURCE),), allows_job=True),
-    ("GET", PATTERN): PathPolicy(requests=(_request("get", _RULE_RESOURCE),), allows_job=True),
-    ("PUT", PATTERN): PathPolicy(
-        requests=(_request("create", _RULE_RESOURCE), _request("patch", _RULE_RESOURCE)),
-        allows_job=True,
-        steers=True,
-    ),
-    ("DELETE", PATTERN): PathPolicy(
-        requests=(_request("delete", _RULE_RESOURCE),), allows_job=True
-    ),
-    ("POST", ENABLE): _part_policy(_RULE_RESOURCE, "enable", steers=True),
+    ("GET", paths.PATTERNS): _policy(f"list {_RULES}"),
+    ("GET", paths.PATTERN): _policy(f"get {_RULES}"),
+    ("PUT", paths.PATTERN): _policy(f"create {_RULES}", f"patch {_RULES}", steers=True),
+    ("DELETE", paths.PATTERN): _policy(f"delete {_RULES}"),
+    ("POST", paths.ENABLE): _part_policy(_RULES, "enable", steers=True),
 }
 """By method and path as in the router."""
 
@@ -264,7 +230,8 @@ def _judge_forced(rule: PathPolicy, path: str, usual: Verdict) -> Verdict:
     if not usual.allowed and not usual.requests:
         return usual
     resource = "exports" if path.startswith(_EXPORT) else "imports"
-    full_patch = _request("patch", _RULE_RESOURCE if path.startswith(JOBS) else resource)
+    resource = _RULES if path.startswith(paths.JOBS) else resource
+    full_patch = (_permission(f"patch {resource}"),)
     return Verdict(
         requests=(*(group for group in usual.requests if group != full_patch), full_patch)
     )

@@ -10,14 +10,11 @@ from typing import get_args
 
 from streambroker_core.board import BoardEvent, ExportApplied, ImportApplied
 from streambroker_core.model import AnyKind, Kind
+from streambroker_core.wire.manifests.ports import OBJECTS
 from streambroker_operator.kubernetes.auth.token_review import ReviewClient
 from streambroker_operator.kubernetes.client.objects import Objects
 from streambroker_operator.kubernetes.observability.health import BrokerState
-from streambroker_operator.kubernetes.observability.metrics import (
-    BrokerGauges,
-    Metrics,
-    count_writes,
-)
+from streambroker_operator.kubernetes.observability.metrics import Labelled, Metrics, count_writes
 from streambroker_operator.kubernetes.replicas.lease import Lease
 from streambroker_operator.kubernetes.status.controller import StatusController
 from streambroker_operator.kubernetes.status.programmed import AgentState
@@ -57,7 +54,7 @@ class BrokerMonitor:
         self._hints_lost = 0
         self.closing = False
         self.reports: Reports | None = None
-        self.metrics = Metrics(self._read_gauges)
+        self.metrics = Metrics(self._read_values)
         self._runtime: Runtime
         self._status: StatusController
         self._feeder: ApiFeeder
@@ -101,63 +98,68 @@ class BrokerMonitor:
             refused=health.refused,
         )
 
-    def _read_gauges(self) -> BrokerGauges:
-        board = self._runtime.board
-        kinds: Sequence[Kind] = ("Export", "Import")
+    def _read_values(self) -> Mapping[str, Labelled]:
+        board, sender = self._runtime.board, self._runtime.sender
         exports, imports = board.point
         feeds = self._feeder.feeds
+        health = {OBJECTS[kind]: feed.health for kind, feed in feeds.items()}
+        reported = self.reports.count_states(time.monotonic()) if self.reports else {}
+        return {
+            "build_info": {(self._release,): 1},
+            "feed_synced": {(): board.synced},
+            "leader": {(): self._lease.leads},
+            "routes": {(): board.route_count},
+            "board_version": {(OBJECTS["Export"],): exports, (OBJECTS["Import"],): imports},
+            "watch_age_seconds": {(kind,): feed.stale_for_s() for kind, feed in health.items()},
+            "namespace_followed": {
+                (OBJECTS[kind], namespace): namespace not in feed.lister.refused
+                for kind, feed in feeds.items()
+                for namespace in self._namespaces
+            },
+            "resources": self._count_resources(),
+            "agents": self._count_agents(),
+            "reported_routes": {(state,): count for state, count in reported.items()},
+            "hints_sent": {(): sender.sent},
+            "hints_lost": {(): self._hints_lost},
+            "sweeps": {(): sum(feed.resyncs for feed in health.values())},
+            "sweep_differences": self._count_differences(),
+            "relists": {(kind,): max(0, feed.relists - 1) for kind, feed in health.items()},
+            "feeder_restarts": {(): self._feeder.restarts},
+            "api_writes": count_writes(
+                self._status.writer.metrics, self._status.events, self._lease, self._objects.writes
+            ),
+            "reviews": self._reviews.counts,
+        }
+
+    def _count_resources(self) -> Labelled:
+        board = self._runtime.board
+        kinds: Sequence[Kind] = ("Export", "Import")
         refused = {kind: len(board.standby_uids(kind)) for kind in kinds}
         count = {
             "Export": len(list(board.iter_exports())),
             "Import": len(list(board.iter_imports())),
         }
-        return BrokerGauges(
-            release=self._release,
-            synced=board.synced,
-            leads=self._lease.leads,
-            routes=board.route_count,
-            board_versions={"Export": exports, "Import": imports},
-            watch_age_s={kind: feed.health.stale_for_s() for kind, feed in feeds.items()},
-            followed={
-                (kind, namespace): namespace not in feed.lister.refused
-                for kind, feed in feeds.items()
-                for namespace in self._namespaces
-            },
-            resources={
-                **{(kind, "refused"): refused[kind] for kind in kinds},
-                **{(kind, "accepted"): count[kind] - refused[kind] for kind in kinds},
-            },
-            agents=self._count_agents(),
-            reported_routes=self.reports.count_states(time.monotonic()) if self.reports else {},
-            hints_sent=self._runtime.sender.sent,
-            hints_lost=self._hints_lost,
-            resyncs=sum(feed.health.resyncs for feed in feeds.values()),
-            resync_differences=self._count_differences(),
-            relists={kind: max(0, feed.health.relists - 1) for kind, feed in feeds.items()},
-            feeder_restarts=self._feeder.restarts,
-            writes=count_writes(
-                self._status.writer.metrics, self._status.events, self._lease, self._objects.writes
-            ),
-            reviews=dict(self._reviews.counts),
-        )
+        return {
+            **{(OBJECTS[kind], "refused"): refused[kind] for kind in kinds},
+            **{(OBJECTS[kind], "accepted"): count[kind] - refused[kind] for kind in kinds},
+        }
 
-    def _count_differences(self) -> Mapping[tuple[AnyKind, str], int]:
+    def _count_differences(self) -> Labelled:
         differences: Counter[tuple[AnyKind, str]] = Counter()
-        for (kind, difference), number in self._runtime.publisher.fallen_back.items():
-            differences[kind, difference] += number
+        differences.update(self._runtime.publisher.fallen_back)
         for kind, feed in self._feeder.feeds.items():
             differences[kind, "ghost"] += feed.health.missed_deletions
             for missed, number in feed.health.missed_changes.items():
                 differences[kind, missed] += number
-        return differences
+        return {(OBJECTS[kind], missed): count for (kind, missed), count in differences.items()}
 
-    def _count_agents(self) -> dict[AgentState, int]:
+    def _count_agents(self) -> Labelled:
         """Return the number of agents per state; empty unless this replica leads."""
         if not self._lease.leads:
             return {}
-        counts: dict[AgentState, int] = dict.fromkeys(get_args(AgentState), 0)
+        counts = {(state,): 0 for state in get_args(AgentState)}
         for pe in self._runtime.board.registrations():
-            counts[self._status.ports.agent_state(pe)] += 1
+            counts[(self._status.ports.agent_state(pe),)] += 1
         return counts
 
 
