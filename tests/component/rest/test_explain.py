@@ -216,7 +216,7 @@ async def test_a_what_if_keeps_nobody_waiting_and_is_of_one_moment(
         assert answered.wait(60.0)
         return forecast(*arguments, **named)
 
-    monkeypatch.setattr(diagnose, "forecast", slow)
+    monkeypatch.setattr("streambroker_operator.rest.diagnose.diagnose.forecast", slow)
     gone = {"delete": [{"kind": "Export", "job": "feed", "port": "trades"}]}
     asked = asyncio.create_task(pair("POST", "/whatif", gone))
     await asyncio.to_thread(begun.wait, 60.0)

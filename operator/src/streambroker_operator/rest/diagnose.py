@@ -16,29 +16,8 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from streambroker_core import diagnose
 from streambroker_core.board import BoardReader
-from streambroker_core.diagnose import (
-    BoardCopy,
-    BoardSnapshot,
-    Forecast,
-    LintFinding,
-    Pair,
-    Proposal,
-    ProposalProblem,
-    Ranking,
-    collect_lint_input,
-    collect_offered,
-    explain_port,
-    forecast,
-    lint,
-    lint_export,
-    lint_import,
-    render_findings,
-    render_forecast,
-    render_pair,
-    render_ranking,
-    take_snapshot,
-)
 from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.model import (
     MAX_PE,
@@ -57,15 +36,8 @@ from streambroker_core.wire.manifests.ports import read_manifest
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.guard.authentication import CALLER, not_yours_error
 from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS, caller_name
+from streambroker_operator.rest.http import requests
 from streambroker_operator.rest.http.paths import API, EXPLAIN, WHATIF
-from streambroker_operator.rest.http.requests import (
-    RUNTIME,
-    json_body,
-    parse_limit,
-    parse_namespace,
-    parse_namespace_or_all,
-    query_error,
-)
 from streambroker_operator.rest.http.responses import json_answer, long_answer
 from streambroker_operator.runtime.bodies import changed_values_body, route_body
 
@@ -96,13 +68,13 @@ routes = web.RouteTableDef()
 @routes.get(EXPLAIN)
 async def explain(request: web.Request) -> web.Response:
     """Explain why two ports are connected or not, or which ports come nearest to one."""
-    board = request.app[RUNTIME].board
+    board = request.app[requests.RUNTIME].board
     export_key, import_key = _port(request, "export"), _port(request, "import")
     if export_key is None and import_key is None:
-        raise query_error("Name an import, an export or both: ?import=default/job/0/port.")
-    limit = parse_limit(request, MAX_PAIRS) or DEFAULT_PAIRS
+        raise requests.query_error("Name an import, an export or both: ?import=default/job/0/port.")
+    limit = requests.parse_limit(request, MAX_PAIRS) or DEFAULT_PAIRS
     async with request.app[CALLER_LIMITS].scans.turn(caller_name(request)):
-        snapshot = take_snapshot(board, request[CALLER].namespaces)
+        snapshot = diagnose.take_snapshot(board, request[CALLER].namespaces)
         exports = _require_visible(request, "Export", export_key, board, snapshot.exports)
         imports = _require_visible(request, "Import", import_key, board, snapshot.imports)
         body = await asyncio.to_thread(_explain, snapshot, exports, imports, limit)
@@ -118,7 +90,7 @@ def _port(request: web.Request, name: str) -> PortKey | None:
     try:
         return PortKey.parse(text)
     except ManifestError as error:
-        raise query_error(
+        raise requests.query_error(
             f"{name}={text!r} is not NAMESPACE/JOB/PE/PORT: {error.reason}."
         ) from error
 
@@ -150,25 +122,28 @@ def _require_visible(
 
 
 def _explain(
-    snapshot: BoardSnapshot, exports: Sequence[Export], imports: Sequence[Import], limit: int
+    snapshot: diagnose.BoardSnapshot,
+    exports: Sequence[Export],
+    imports: Sequence[Import],
+    limit: int,
 ) -> dict[str, Any]:
     """Return the explanation of two ports, with all their claimants, or of the oldest of one."""
-    findings: list[LintFinding] = []
+    findings: list[diagnose.LintFinding] = []
     if exports and imports:
         pairs = [snapshot.explain(export, import_) for export, import_ in product(exports, imports)]
         matched = sum(pair.matched for pair in pairs)
         nearest = sorted(pairs, key=lambda pair: pair.distance)[:limit]
-        ranking = Ranking(total=len(pairs), matched=matched, pairs=tuple(nearest))
-        texts = [render_pair(pair) for pair in nearest]
+        ranking = diagnose.Ranking(total=len(pairs), matched=matched, pairs=tuple(nearest))
+        texts = [diagnose.render_pair(pair) for pair in nearest]
     else:
         resource = exports[0] if exports else imports[0]
-        ranking = explain_port(snapshot, resource, limit=limit)
-        texts = [render_ranking(resource, ranking)]
+        ranking = diagnose.explain_port(snapshot, resource, limit=limit)
+        texts = [diagnose.render_ranking(resource, ranking)]
         if isinstance(resource, Import):
-            offers = collect_offered(snapshot)
-            findings = lint_import(resource, offers, matched=bool(ranking.matched))
+            offers = diagnose.collect_offered(snapshot)
+            findings = diagnose.lint_import(resource, offers, matched=bool(ranking.matched))
         else:
-            findings = lint_export(resource, imported=bool(ranking.matched))
+            findings = diagnose.lint_export(resource, imported=bool(ranking.matched))
     texts += [f"! {finding.code}: {finding.message}" for finding in findings]
     return {
         "total": ranking.total,
@@ -179,7 +154,7 @@ def _explain(
     }
 
 
-def _pair_body(pair: Pair) -> dict[str, Any]:
+def _pair_body(pair: diagnose.Pair) -> dict[str, Any]:
     return {
         "export": str(pair.export),
         "import": str(pair.import_),
@@ -208,12 +183,14 @@ async def get_lint(request: web.Request) -> web.Response:
 
     Only resources that the caller may read are checked.
     """
-    namespace = parse_namespace_or_all(request)
-    limit = parse_limit(request, MAX_FINDINGS) or DEFAULT_FINDINGS
-    board = request.app[RUNTIME].board
+    namespace = requests.parse_namespace_or_all(request)
+    limit = requests.parse_limit(request, MAX_FINDINGS) or DEFAULT_FINDINGS
+    board = request.app[requests.RUNTIME].board
     async with request.app[CALLER_LIMITS].scans.turn(caller_name(request)):
-        lint_input = collect_lint_input(board, take_snapshot(board, request[CALLER].namespaces))
-        all_findings = await asyncio.to_thread(lint, lint_input)
+        lint_input = diagnose.collect_lint_input(
+            board, diagnose.take_snapshot(board, request[CALLER].namespaces)
+        )
+        all_findings = await asyncio.to_thread(diagnose.lint, lint_input)
     selected = [
         finding
         for finding in all_findings
@@ -226,7 +203,7 @@ async def get_lint(request: web.Request) -> web.Response:
                 for one in selected[:limit]
             ],
             "total": len(selected),
-            "text": render_findings(selected[:limit], len(selected)),
+            "text": diagnose.render_findings(selected[:limit], len(selected)),
         }
     )
 
@@ -238,7 +215,7 @@ class Forecasts:
     """Runs forecasts on a copy of the board."""
 
     def __init__(self) -> None:
-        self._board_copy: BoardCopy | None = None
+        self._board_copy: diagnose.BoardCopy | None = None
         self._lock = threading.Lock()
         self._end: asyncio.TimerHandle | None = None
 
@@ -248,17 +225,19 @@ class Forecasts:
             self._end.cancel()
         loop = asyncio.get_running_loop()
         try:
-            return await asyncio.to_thread(self._answer, take_snapshot(board), proposal)
+            return await asyncio.to_thread(self._answer, diagnose.take_snapshot(board), proposal)
         finally:
             self._end = loop.call_later(BOARD_COPY_TTL_S, self._forget)
 
-    def _answer(self, resources: BoardSnapshot, proposed: Proposed) -> web.Response:
+    def _answer(self, resources: diagnose.BoardSnapshot, proposed: Proposed) -> web.Response:
         # The thread of a cancelled request may still be running.
         with self._lock:
-            board_copy, self._board_copy = self._board_copy or BoardCopy(), None
+            board_copy, self._board_copy = self._board_copy or diagnose.BoardCopy(), None
             board = board_copy.load(resources)
             self._board_copy = board_copy
-            result = forecast(board, proposed.proposal, watch=limit_forecast(MAX_FORECAST_S))
+            result = diagnose.forecast(
+                board, proposed.proposal, watch=limit_forecast(MAX_FORECAST_S)
+            )
         return long_answer(forecast_body(proposed.with_indices(result)))
 
     def _forget(self) -> None:
@@ -272,7 +251,7 @@ FORECASTS = web.AppKey("forecasts", Forecasts)
 class Proposed:
     """A proposal, and the parsed resource or the error of each of its manifests."""
 
-    proposal: Proposal
+    proposal: diagnose.Proposal
     parsed: Sequence[Resource | StreambrokerError]
 
     @property
@@ -281,14 +260,16 @@ class Proposed:
         puts, deletes = self.proposal.puts, self.proposal.deletes
         return [*(one.key for one in puts), *(one.key for one in deletes)]
 
-    def with_indices(self, result: Forecast) -> Forecast:
+    def with_indices(self, result: diagnose.Forecast) -> diagnose.Forecast:
         """Return a forecast with problem indices of the request, and with parse errors added."""
         errors = {n: one for n, one in enumerate(self.parsed) if isinstance(one, StreambrokerError)}
         count = len(self.parsed) + len(self.proposal.deletes)
         indices = [n for n in range(count) if n not in errors]
         problems = [replace(one, index=indices[one.index]) for one in result.problems]
         problems += [
-            ProposalProblem(index=n, change=f"resource {n}", code=error.code, detail=str(error))
+            diagnose.ProposalProblem(
+                index=n, change=f"resource {n}", code=error.code, detail=str(error)
+            )
             for n, error in errors.items()
         ]
         ordered = sorted(problems, key=lambda problem: problem.index)
@@ -300,12 +281,12 @@ async def whatif(request: web.Request) -> web.Response:
     """Return the effect of a set of changes on the routes."""
     limits, caller = request.app[CALLER_LIMITS], caller_name(request)
     limits.forecasts.count(caller)
-    body = await json_body(request)
-    namespace = parse_namespace(request)
+    body = await requests.json_body(request)
+    namespace = requests.parse_namespace(request)
     async with limits.scans.turn(caller):
         proposed = await asyncio.to_thread(read_proposal, body, namespace)
         _check_namespaces(request, proposed.keys)
-        return await request.app[FORECASTS].answer(request.app[RUNTIME].board, proposed)
+        return await request.app[FORECASTS].answer(request.app[requests.RUNTIME].board, proposed)
 
 
 def read_proposal(document: object, namespace: str) -> Proposed:
@@ -322,7 +303,7 @@ def read_proposal(document: object, namespace: str) -> Proposed:
         for index, item in enumerate(body.items("delete", max_items=MAX_CHANGES))
     ]
     puts = tuple(entry for entry in parsed if not isinstance(entry, StreambrokerError))
-    return Proposed(proposal=Proposal(puts=puts, deletes=tuple(deletes)), parsed=parsed)
+    return Proposed(proposal=diagnose.Proposal(puts=puts, deletes=tuple(deletes)), parsed=parsed)
 
 
 def limit_forecast(seconds: float) -> Callable[[int], None]:
@@ -373,7 +354,7 @@ def _check_namespaces(request: web.Request, keys: Iterable[PortKey]) -> None:
             )
 
 
-def forecast_body(result: Forecast) -> dict[str, Any]:
+def forecast_body(result: diagnose.Forecast) -> dict[str, Any]:
     """Return the JSON of a forecast."""
     return {
         "added": [route_body(route) for route in result.added],
@@ -384,10 +365,10 @@ def forecast_body(result: Forecast) -> dict[str, Any]:
         ],
         "kept": result.unchanged,
         "problems": problems_body(result.problems),
-        "text": render_forecast(result),
+        "text": diagnose.render_forecast(result),
     }
 
 
-def problems_body(problems: Iterable[ProposalProblem]) -> list[dict[str, Any]]:
+def problems_body(problems: Iterable[diagnose.ProposalProblem]) -> list[dict[str, Any]]:
     """Return the JSON of problems."""
     return [asdict(problem) for problem in problems]

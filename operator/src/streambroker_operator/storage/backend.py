@@ -6,14 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from streambroker_core.board import (
-    BoardEvent,
-    ExportApplied,
-    ExportRemoved,
-    ImportApplied,
-    ImportRemoved,
-    Status,
-)
+from streambroker_core.board import events
 from streambroker_core.diagnose import Proposal
 from streambroker_core.model import Export, Kind, PeKey, PortKey, Resource, Rule, RuleKey, kind_of
 from streambroker_core.wire.broker.registration import Registration
@@ -38,7 +31,7 @@ class StoredResource:
     changed: bool = False
     warnings: tuple[str, ...] = ()
 
-    def with_board_warning(self, status: Status | None) -> StoredResource:
+    def with_board_warning(self, status: events.Status | None) -> StoredResource:
         """Return a copy with a warning if the board does not accept the resource."""
         if status is None or status.accepted:
             return self
@@ -71,17 +64,17 @@ def port_sort_key(stored: StoredResource) -> PortKey:
     return stored.resource.key
 
 
-def applied_event(stored: StoredResource) -> ExportApplied | ImportApplied:
+def applied_event(stored: StoredResource) -> events.ExportApplied | events.ImportApplied:
     """Return the board event for a resource that was put."""
     resource = stored.resource
     if isinstance(resource, Export):
-        return ExportApplied(export=resource, version=stored.version)
-    return ImportApplied(import_=resource, version=stored.version)
+        return events.ExportApplied(export=resource, version=stored.version)
+    return events.ImportApplied(import_=resource, version=stored.version)
 
 
-def removed_event(stored: StoredResource) -> ExportRemoved | ImportRemoved:
+def removed_event(stored: StoredResource) -> events.ExportRemoved | events.ImportRemoved:
     """Return the board event for a resource that was deleted."""
-    removed = ExportRemoved if kind_of(stored.resource) == "Export" else ImportRemoved
+    removed = events.ExportRemoved if kind_of(stored.resource) == "Export" else events.ImportRemoved
     return removed(uid=stored.resource.uid, version=stored.version)
 
 
@@ -113,7 +106,7 @@ class StorageBackend(Protocol):
         """Stored responses for repeated requests."""
         ...
 
-    def load(self) -> Iterable[BoardEvent]:
+    def load(self) -> Iterable[events.BoardEvent]:
         """Return the events that fill a board; none if a feed does that."""
         ...
 

@@ -8,15 +8,8 @@ from typing import Any
 
 from streambroker_core.model import Kind, PeKey, Removal, kind_of, name_of
 from streambroker_core.wire.manifests.ports import PLURALS
+from streambroker_operator.cli.io import errors
 from streambroker_operator.cli.io.client import BrokerClient
-from streambroker_operator.cli.io.errors import (
-    OK,
-    UsageError,
-    exit_code,
-    print_error,
-    print_notes,
-    print_tally,
-)
 from streambroker_operator.cli.io.manifest_files import read_resources
 from streambroker_operator.cli.io.options import add_remote_command, client_for
 from streambroker_operator.cli.io.targets import (
@@ -29,18 +22,7 @@ from streambroker_operator.cli.io.targets import (
     with_suggestion,
 )
 from streambroker_operator.cli.io.terminal import print_text
-from streambroker_operator.cli.output.changes import (
-    ABSENT_CODES,
-    MAX_CHANGES,
-    add_dry_run,
-    add_file,
-    add_guard,
-    change_all,
-    check_parts,
-    refused_problems,
-    report_refusal,
-    show_forecast,
-)
+from streambroker_operator.cli.output import changes
 from streambroker_operator.errors import RequestError
 
 RESOURCE = "KIND/NAME | KIND NAME… | KIND JOB PE PORT"
@@ -53,9 +35,9 @@ NAME_REQUIRED = (
 def add(commands: Any) -> None:
     """Add the command."""
     delete = add_remote_command(commands, "delete", "delete resources, or those of YAML files")
-    add_file(delete)
-    add_dry_run(delete)
-    add_guard(
+    changes.add_file(delete)
+    changes.add_dry_run(delete)
+    changes.add_guard(
         delete,
         "cut at most N routes, else change nothing and exit with 3; default any number",
     )
@@ -71,15 +53,15 @@ def add(commands: Any) -> None:
 
 def _delete(options: argparse.Namespace) -> int:
     if bool(options.file) == bool(options.words):
-        raise UsageError("Give either -f FILE or `export|import JOB PE PORT` or KIND/NAME.")
+        raise errors.UsageError("Give either -f FILE or `export|import JOB PE PORT` or KIND/NAME.")
     client = client_for(options)
     removals, pes = _read_files(options) if options.file else _resolve_words(client, options)
     if options.dry_run == "server":
-        return show_forecast(client, options, [], removals)
+        return changes.show_forecast(client, options, [], removals)
     if options.dry_run == "client":
         for kind, key in [*((one.kind, one.key) for one in removals), *(("pe", pe) for pe in pes)]:
             print_text(f"{kind.lower()} {key} would be deleted (dry run)\n")
-        return OK
+        return errors.OK
     return _delete_ports(client, options, removals) or _delete_pes(
         client, options, pes, len(removals)
     )
@@ -95,7 +77,7 @@ def _read_files(options: argparse.Namespace) -> tuple[list[Removal], list[PeKey]
 def _empty_pes(client: BrokerClient, options: argparse.Namespace) -> list[PeKey]:
     """Return the PEs without ports and without an agent, for `delete pes --all`."""
     if [target.kinds for target in read_targets(options.words)] != [("pes",)]:
-        raise UsageError("--all is for PEs without ports: `streambroker delete pes --all`.")
+        raise errors.UsageError("--all is for PEs without ports: `streambroker delete pes --all`.")
     return [
         PeKey.parse(item_names("pes", item)[1])
         for item in client.items("/pes", namespace=options.namespace)
@@ -127,7 +109,7 @@ def read_named_targets(words: Sequence[str]) -> list[Target]:
     targets = read_targets(words)
     for target in targets:
         if target.name is None or "routes" in target.kinds:
-            raise UsageError(NAME_REQUIRED)
+            raise errors.UsageError(NAME_REQUIRED)
     return targets
 
 
@@ -145,7 +127,7 @@ def resolve_target(
         items = find_items(client, target, namespace)
         if len(items) > 1:
             both = " and ".join(f"{kind.removesuffix('s')}/{name}" for kind, _ in items)
-            raise UsageError(f"{name!r} may be {both}; write one of them.")
+            raise errors.UsageError(f"{name!r} may be {both}; write one of them.")
         kinds = (items[0][0],)
     if kinds[0] in KIND_WORDS:
         return [Removal(KIND_WORDS[kinds[0]], find_port(client, kinds[0], name, namespace))], []
@@ -156,33 +138,36 @@ def resolve_target(
 def _delete_ports(
     client: BrokerClient, options: argparse.Namespace, removals: Sequence[Removal]
 ) -> int:
-    parts = [list(removals[at : at + MAX_CHANGES]) for at in range(0, len(removals), MAX_CHANGES)]
-    check_parts(options, parts)
+    parts = [
+        list(removals[at : at + changes.MAX_CHANGES])
+        for at in range(0, len(removals), changes.MAX_CHANGES)
+    ]
+    changes.check_parts(options, parts)
     done = 0
     for part in parts:
         remaining = part
         while remaining:
             try:
-                change_all(client, options, [], remaining, options.max_removed)
+                changes.change_all(client, options, [], remaining, options.max_removed)
                 break
             except RequestError as error:
                 absent = _absent_indices(error) if options.ignore_not_found else set()
                 if not absent:
                     _add_suggestion(client, remaining, error)
-                    return report_refusal(error, [], "deleted", done, len(removals))
+                    return changes.report_refusal(error, [], "deleted", done, len(removals))
                 remaining = [
                     removal for index, removal in enumerate(remaining) if index not in absent
                 ]
         done += len(part)
-    return OK
+    return errors.OK
 
 
 def _absent_indices(error: RequestError) -> set[int]:
     """Return the indices of absent resources; empty if there was any other problem."""
-    problems = refused_problems(error)
-    if any(problem["code"] not in ABSENT_CODES for problem in problems):
+    problems = changes.refused_problems(error)
+    if any(problem["code"] not in changes.ABSENT_CODES for problem in problems):
         return set()
-    print_notes(
+    errors.print_notes(
         f"{p['detail'].rstrip('.')}; it stays" for p in problems if p["code"] == "PortTaken"
     )
     return {problem["index"] for problem in problems}
@@ -190,7 +175,7 @@ def _absent_indices(error: RequestError) -> set[int]:
 
 def _add_suggestion(client: BrokerClient, removals: Sequence[Removal], error: RequestError) -> None:
     """Add the nearest existing port to the error for an unknown port."""
-    problems = refused_problems(error)
+    problems = changes.refused_problems(error)
     if len(problems) == 1 and problems[0]["code"] == "UnknownPort":
         (problem,) = problems
         kind, key, _ = removals[problem["index"]]
@@ -207,9 +192,9 @@ def _delete_pes(
         except RequestError as error:
             if error.status == 404 and options.ignore_not_found:
                 continue
-            print_error(error)
+            errors.print_error(error)
             how = "refused" if error.status else "failed"
-            print_tally("deleted", done, before + len(pes), refused=1, how=how)
-            return exit_code(error)
+            errors.print_tally("deleted", done, before + len(pes), refused=1, how=how)
+            return errors.exit_code(error)
         print_text(f"pe {pe} deleted\n")
-    return OK
+    return errors.OK

@@ -9,6 +9,7 @@ from typing import Any
 from streambroker_operator.cli.commands.diagnose import fetch_explanation
 from streambroker_operator.cli.commands.get import WHAT
 from streambroker_operator.cli.commands.top import COLUMNS, METRIC_COLUMNS
+from streambroker_operator.cli.io import terminal
 from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import (
@@ -25,14 +26,6 @@ from streambroker_operator.cli.io.targets import (
     port_text,
     read_targets,
     select_items,
-)
-from streambroker_operator.cli.io.terminal import (
-    format_age,
-    one_line,
-    paint,
-    print_text,
-    sanitise,
-    seconds_since,
 )
 from streambroker_operator.cli.output.table import as_yaml, shard_agents_text, shorten
 from streambroker_operator.errors import RequestError
@@ -84,7 +77,7 @@ def _describe(options: argparse.Namespace) -> int:
             raise UsageError("Name a route by one of its ports: `describe route JOB/PE/PORT`.")
         for kind, items in find_items(client, target, namespace_for(options)):
             parts += [_DESCRIBERS[kind](client, kind, item) for item in items]
-    print_text("\n".join(parts) if parts else "nothing to describe\n")
+    terminal.print_text("\n".join(parts) if parts else "nothing to describe\n")
     return OK
 
 
@@ -103,7 +96,7 @@ def _describe_resource(client: BrokerClient, kind: str, item: Item) -> str:
         f"Port:        {key}",
         f"Generation:  {metadata.get('generation', '-')}",
         f"Created:     {metadata.get('creationTimestamp', '-')} "
-        f"({format_age(metadata.get('creationTimestamp'))} ago)",
+        f"({terminal.format_age(metadata.get('creationTimestamp'))} ago)",
         *_block("Spec", as_yaml([displayed_spec]).rstrip("\n").split("\n")),
         *_block("Status", _status(status)),
         *_block(
@@ -206,7 +199,7 @@ def _describe_pe(client: BrokerClient, kind: str, item: Item) -> str:
         for route in client.items("/routes", namespace=item["namespace"])
         if key in (route["export"].rpartition("/")[0], route["import"].rpartition("/")[0])
     ]
-    last_contact = format_age(item.get("seen"))
+    last_contact = terminal.format_age(item.get("seen"))
     lines = [
         f"Name:      {item_names(kind, item)[0]}",
         "Kind:      PE",
@@ -228,7 +221,7 @@ def _describe_pe(client: BrokerClient, kind: str, item: Item) -> str:
 
 def _away_advice(item: Item) -> list[str]:
     return [
-        one_line(
+        terminal.one_line(
             f"Its shard agent {one['pe']} is away: {one['away']} Data stored there cannot be read."
         )
         for one in item.get("fellows", ())
@@ -241,8 +234,8 @@ def _silence_advice(item: Item) -> list[str]:
         problem = "has never registered"
     elif not item.get("seen"):
         problem = "has not reported since the broker started; agents report every 30 seconds"
-    elif seconds_since(item["seen"]) > SILENT_S:
-        problem = f"has not reported for {format_age(item['seen'])}"
+    elif terminal.seconds_since(item["seen"]) > SILENT_S:
+        problem = f"has not reported for {terminal.format_age(item['seen'])}"
     else:
         return []
     return [f"Its agent {problem}: is the job running, and does it reach the broker?"]
@@ -276,14 +269,14 @@ def _block(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def _text(lines: Sequence[str]) -> str:
-    return "".join(_colour_title(sanitise(line)) + "\n" for line in lines)
+    return "".join(_colour_title(terminal.sanitise(line)) + "\n" for line in lines)
 
 
 def _colour_title(line: str) -> str:
     title, colon, rest = line.partition(":")
     if line.startswith(" ") or not colon:
         return line
-    return paint(title + colon, "bold") + rest
+    return terminal.paint(title + colon, "bold") + rest
 
 
 _DESCRIBERS = {

@@ -33,19 +33,7 @@ from streambroker_operator.cli.io.targets import (
     target_namespace,
 )
 from streambroker_operator.cli.io.terminal import Colour, one_line, paint, print_text
-from streambroker_operator.cli.output.table import (
-    Columns,
-    Table,
-    as_yaml,
-    item_columns,
-    offer_text,
-    qualified_name,
-    render_document,
-    render_items,
-    shorten,
-    subscription_text,
-    with_kind,
-)
+from streambroker_operator.cli.output import table
 from streambroker_operator.errors import RequestError
 
 WHAT = "KIND [NAME…] | KIND/NAME | JOB/PE/PORT"
@@ -81,14 +69,14 @@ def _get(options: argparse.Namespace) -> int:
         for kind, items in _find_all(client, targets, namespace_for(options))
     ]
     if options.output in ("json", "yaml"):
-        found = [with_kind(kind, item) for kind, items in matched for item in items]
+        found = [table.with_kind(kind, item) for kind, items in matched for item in items]
         single = len(found) == len(targets) == 1 and targets[0].name is not None
-        print_text(render_document(found, options.output, single=single))
+        print_text(table.render_document(found, options.output, single=single))
         return OK
     titled = len(matched) > 1 and options.output != "name" and not options.no_headers
     parts = [
         (f"{paint(kind, 'bold')}\n" if titled else "")
-        + render_items(
+        + table.render_items(
             kind,
             items,
             options.output,
@@ -207,18 +195,22 @@ class _WatchTable:
         self._table = self._new_table()
         self._present: set[str] = set()
 
-    def _new_table(self) -> Table[_Change]:
+    def _new_table(self) -> table.Table[_Change]:
         def of_item(cell: Callable[[Item], str]) -> Callable[[_Change], str]:
             return lambda change: cell(change[1])
 
-        items = item_columns(self._kind, wide=self._output == "wide", everywhere=self._everywhere)
-        kind: Columns[_Change] = {"KIND": lambda _: SINGULAR[self._kind]} if self._titled else {}
-        columns: Columns[_Change] = {
+        items = table.item_columns(
+            self._kind, wide=self._output == "wide", everywhere=self._everywhere
+        )
+        kind: table.Columns[_Change] = (
+            {"KIND": lambda _: SINGULAR[self._kind]} if self._titled else {}
+        )
+        columns: table.Columns[_Change] = {
             "EVENT": lambda change: change[0],
             **kind,
             **{name: of_item(cell) for name, cell in items.items()},
         }
-        return Table(columns, least={**{name: len(name) for name in columns}, "EVENT": 8})
+        return table.Table(columns, least={**{name: len(name) for name in columns}, "EVENT": 8})
 
     def show_initial(self, items: Sequence[Item]) -> None:
         """Show the existing items."""
@@ -249,7 +241,7 @@ class _WatchTable:
         self._print_row(change, item)
 
     def _identity(self, item: Item) -> str:
-        return qualified_name(self._kind, item, True)
+        return table.qualified_name(self._kind, item, True)
 
     def _print_row(self, change: str, item: Item) -> None:
         if self._output not in ("table", "wide"):
@@ -261,12 +253,12 @@ class _WatchTable:
         print_text(f"{line}\n")
 
     def _print_object(self, change: str, item: Item) -> None:
-        body = {"type": change, "object": with_kind(self._kind, item)}
+        body = {"type": change, "object": table.with_kind(self._kind, item)}
         if self._output == "name":
-            name = qualified_name(self._kind, item, self._everywhere)
+            name = table.qualified_name(self._kind, item, self._everywhere)
             print_text(f"{SINGULAR[self._kind]}/{name} {change.lower()}\n")
         elif self._output == "yaml":
-            print_text("---\n" + as_yaml([body]))
+            print_text("---\n" + table.as_yaml([body]))
         else:
             print_text(json.dumps(body, ensure_ascii=False) + "\n")
 
@@ -311,9 +303,11 @@ def _spec_text(event: Event) -> str:
         return ""
     spec = event.item["spec"]
     if event.kind == "exports":
-        return one_line(offer_text(spec) + (", ended" if event.item["status"].get("ended") else ""))
-    filter_ = f", filter {shorten(spec['filter'])}" if spec.get("filter") else ""
-    return one_line(subscription_text(spec) + filter_)
+        return one_line(
+            table.offer_text(spec) + (", ended" if event.item["status"].get("ended") else "")
+        )
+    filter_ = f", filter {table.shorten(spec['filter'])}" if spec.get("filter") else ""
+    return one_line(table.subscription_text(spec) + filter_)
 
 
 def _route_change_text(event: Event) -> str:

@@ -12,18 +12,8 @@ from typing import Any
 
 from streambroker_core.model import Removal, Resource
 from streambroker_core.wire.manifests.ports import write_manifest, write_spec
+from streambroker_operator.cli.io import errors
 from streambroker_operator.cli.io.client import BrokerClient
-from streambroker_operator.cli.io.errors import (
-    OK,
-    REFUSED,
-    WOULD_CUT,
-    UsageError,
-    exit_code,
-    print_error,
-    print_notes,
-    print_tally,
-    with_expression,
-)
 from streambroker_operator.cli.io.options import one_of
 from streambroker_operator.cli.io.terminal import Colour, is_terminal, paint, print_text, sanitise
 from streambroker_operator.cli.output.table import print_answer
@@ -92,7 +82,7 @@ def show_forecast(
 ) -> int:
     """Show the forecast of changes; return the exit code that rates it."""
     if max(len(resources), len(deleted)) > MAX_CHANGES:
-        raise UsageError(
+        raise errors.UsageError(
             f"A what-if takes at most {MAX_CHANGES:,} changes, these are"
             f" {max(len(resources), len(deleted)):,}: split them."
         )
@@ -102,8 +92,8 @@ def show_forecast(
     print_answer(answer, output, colour_forecast(answer["text"], "nothing was applied"))
     ignored_codes = ABSENT_CODES if getattr(options, "ignore_not_found", False) else ()
     if any(p["refused"] and p["code"] not in ignored_codes for p in answer["problems"]):
-        return REFUSED
-    return OK if len(answer["cut"]) <= (options.max_removed or 0) else WOULD_CUT
+        return errors.REFUSED
+    return errors.OK if len(answer["cut"]) <= (options.max_removed or 0) else errors.WOULD_CUT
 
 
 def colour_forecast(text: str, end: str = "") -> str:
@@ -153,11 +143,11 @@ def apply_all(
             too_large = error.code == "ForecastTooLarge" and options.max_removed is None
             if not too_large or len(part) == 1:
                 if error.code == "WouldCut" and options.max_removed is None:
-                    print_notes(["apply cuts routes only with --yes or --max-removed N"])
+                    errors.print_notes(["apply cuts routes only with --yes or --max-removed N"])
                 return report_refusal(error, part, "applied", done, len(resources))
             middle = len(part) // 2
             parts.extendleft((part[middle:], part[:middle]))
-            print_notes(
+            errors.print_notes(
                 [
                     f"{len(part):,} changes affect too many routes at once; they are sent in two"
                     " halves"
@@ -165,7 +155,7 @@ def apply_all(
             )
         else:
             done += len(part)
-    return OK
+    return errors.OK
 
 
 def check_parts(options: argparse.Namespace, parts: Sequence[Sequence[object]]) -> None:
@@ -177,11 +167,11 @@ def check_parts(options: argparse.Namespace, parts: Sequence[Sequence[object]]) 
         return
     total = sum(map(len, parts))
     if options.max_removed is not None:
-        raise UsageError(
+        raise errors.UsageError(
             f"--max-removed counts the routes of all changes together, and {total:,} are too many"
             f" for one request; {len(parts[0]):,} are not."
         )
-    print_notes(
+    errors.print_notes(
         [
             f"{total:,} changes are too many for one request; they are sent in {len(parts)} parts"
             f" of at most {MAX_CHANGES:,}, each applied completely or not at all"
@@ -237,13 +227,13 @@ def report_refusal(
         print_text(colour_forecast(str(error.facts.get("text")), f"nothing was {verb}"))
     problems = refused_problems(error)
     for problem in problems[:MAX_PRINTED]:
-        print_error(_refusal(problem, resources))
+        errors.print_error(_refusal(problem, resources))
     if not problems:
-        print_error(error)
+        errors.print_error(error)
     if done or error.code != "WouldCut":
         how = "refused" if error.status else "failed"
-        print_tally(verb, done, total, refused=max(len(problems), 1), how=how)
-    return exit_code(error)
+        errors.print_tally(verb, done, total, refused=max(len(problems), 1), how=how)
+    return errors.exit_code(error)
 
 
 def refused_problems(error: RequestError) -> list[dict[str, Any]]:
@@ -262,7 +252,11 @@ def _refusal(problem: dict[str, Any], resources: Sequence[Resource]) -> RequestE
     )
     detail = f"{problem['change']}: {problem['detail']}"
     error = RequestError(409, problem["code"], detail, facts=facts)
-    return with_expression(error, write_spec(resources[index])) if index < len(resources) else error
+    return (
+        errors.with_expression(error, write_spec(resources[index]))
+        if index < len(resources)
+        else error
+    )
 
 
 def _split_resources(resources: Sequence[Resource]) -> Iterator[list[Resource]]:

@@ -16,22 +16,13 @@ from typing import Any
 
 from streambroker_core.wire.manifests.ports import API_VERSION
 from streambroker_operator.errors import RequestError
+from streambroker_operator.kubernetes.apply import patch
 from streambroker_operator.kubernetes.apply.conflicts import (
     check_removals,
     object_etag,
     owned_by_other_error,
     parse_conflicts,
     takeover_warnings,
-)
-from streambroker_operator.kubernetes.apply.patch import (
-    apply_body,
-    apply_edit,
-    compute_edit,
-    emptying_removals,
-    own_part,
-    removal_patch,
-    spec_to_apply,
-    without_removals,
 )
 from streambroker_operator.kubernetes.client.managed_fields import API, Document
 from streambroker_operator.kubernetes.client.objects import (
@@ -118,22 +109,22 @@ class SpecWriter:
         target, current = write.target, live.get("spec", {})
         write.check(current)
         write.options.check(object_etag(live))
-        edit = compute_edit(write.normalise(current), write.spec, write.touched)
+        edit = patch.compute_edit(write.normalise(current), write.spec, write.touched)
         written = WrittenObject(document=live, changed=False)
         if not edit:
             return written
         check_removals(target.kind, target.name, live, edit)
-        outcome = apply_edit(current, edit)
+        outcome = patch.apply_edit(current, edit)
         write.validate(outcome)
-        removals = emptying_removals(live, outcome)
-        remaining = without_removals(edit, removals)
+        removals = patch.emptying_removals(live, outcome)
+        remaining = patch.without_removals(edit, removals)
         if remaining:
-            own_spec = own_part(live).get("spec", {})
-            body = apply_body(live, spec_to_apply(own_spec, remaining, outcome))
+            own_spec = patch.own_part(live).get("spec", {})
+            body = patch.apply_body(live, patch.spec_to_apply(own_spec, remaining, outcome))
             written = await self._apply(write, live, body)
         if removals and not write.dry_run:
             # No other manager owns these fields; the resourceVersion ensures that this still holds.
-            body = removal_patch(live, removals)
+            body = patch.removal_patch(live, removals)
             body["metadata"]["resourceVersion"] = written.document["metadata"]["resourceVersion"]
             document = await self._objects.merge(target, body, manager=API)
             written = WrittenObject(document=document, warnings=written.warnings)

@@ -14,15 +14,8 @@ from streambroker_operator.kubernetes.auth.rbac import Caller, Verdict
 from streambroker_operator.kubernetes.auth.token_review import Authenticator
 from streambroker_operator.rest.guard.authentication import RequestedNamespaces, is_reading
 from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS
+from streambroker_operator.rest.http import requests
 from streambroker_operator.rest.http.paths import PATTERN, PORTS, REPORT
-from streambroker_operator.rest.http.requests import (
-    HOME,
-    LONG_BODY_PATHS,
-    RUNTIME,
-    parse_pe,
-    parse_port,
-    route_path,
-)
 from streambroker_operator.security.token_file import Job, Principal
 
 ALL_NAMESPACES = "*"
@@ -62,12 +55,12 @@ class ClusterGuard:
                 body=request.read,
                 on_unknown=on_unknown,
                 # Reports change nothing in the cluster and may arrive every second.
-                repeatable=is_reading(request) or route_path(request) == REPORT,
+                repeatable=is_reading(request) or requests.route_path(request) == REPORT,
                 reading=is_reading(request),
             )
         request[_CALLER] = caller
         if caller.namespace:
-            request[HOME] = caller.namespace
+            request[requests.HOME] = caller.namespace
         if caller.agent is not None:
             return f"{caller.user}/{caller.agent}"
         return f"{caller.user}/{caller.pod}" if caller.pod else caller.user
@@ -116,8 +109,8 @@ class ClusterGuard:
         self, request: web.Request, caller: Caller, namespace: str
     ) -> Verdict | Principal:
         """Authorize a caller by RBAC, or as the job itself."""
-        path = route_path(request)
-        pe = parse_pe(request) if "job" in request.match_info else None
+        path = requests.route_path(request)
+        pe = requests.parse_pe(request) if "job" in request.match_info else None
         try:
             verdict = await self._authorizer.authorise(
                 caller,
@@ -133,7 +126,7 @@ class ClusterGuard:
             own_jobs = self._own_jobs(caller, namespace)
             # The ports of a set are checked one by one.
             is_set = (
-                path in LONG_BODY_PATHS
+                path in requests.LONG_BODY_PATHS
                 and not is_reading(request)
                 and not is_forced(request.raw_path)
             )
@@ -162,15 +155,15 @@ def _resource_name(request: web.Request, path: str) -> str:
     A resource that does not exist yet has no name: its creator may choose any.
     """
     if path.startswith(PATTERN):
-        pe = parse_pe(request)
+        pe = requests.parse_pe(request)
         key = RuleKey(pe.namespace, pe.job, request.match_info["id"])
-        rule = request.app[RUNTIME].rules.get(key)
+        rule = request.app[requests.RUNTIME].rules.get(key)
         return "" if rule is None else rule_name_of(rule.rule)
     kind = next((kind for kind, port in PORTS.items() if path.startswith(port)), None)
     if kind is None:
         return ""
     try:
-        stored = request.app[RUNTIME].get_stored(kind, parse_port(request))
+        stored = request.app[requests.RUNTIME].get_stored(kind, requests.parse_port(request))
     except ManifestError:
         stored = None  # invalid port name; the handler will report it
     return "" if stored is None else name_of(stored.resource)

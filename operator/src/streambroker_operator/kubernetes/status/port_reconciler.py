@@ -6,16 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from streambroker_core.board import (
-    Action,
-    AgentRegistered,
-    BoardEvent,
-    BoardReader,
-    ExportRemoved,
-    ImportRemoved,
-    PeWithdrawn,
-    Synced,
-)
+from streambroker_core.board import BoardReader, events
 from streambroker_core.matching import Match
 from streambroker_core.model import RULE, AnyKind, Export, Kind, PeKey, PortKey, Resource, kind_of
 from streambroker_core.wire.broker.ended_exports import EndedExports
@@ -115,20 +106,22 @@ class PortReconciler:
                 self.programmed_tracker.forget(name[1])
                 self._on_deleted(name[1])
 
-    def on_actions(self, event: BoardEvent, actions: Iterable[Action]) -> None:
+    def on_actions(self, event: events.BoardEvent, actions: Iterable[events.Action]) -> None:
         """Process the board's actions after an event; enqueue the affected statuses."""
         actions, changed = list(actions), changed_name(event)
         self.programmed_tracker.on_actions(
             actions, changed=() if changed is None or changed[0] == RULE else (changed[1],)
         )
         names = {name for name in affected_names(event, actions) if name[0] != RULE}
-        if isinstance(event, ExportRemoved | ImportRemoved):
-            self._forget([("Export" if isinstance(event, ExportRemoved) else "Import", event.uid)])
-        elif isinstance(event, Synced) and event.kind != RULE:
+        if isinstance(event, events.ExportRemoved | events.ImportRemoved):
+            self._forget(
+                [("Export" if isinstance(event, events.ExportRemoved) else "Import", event.uid)]
+            )
+        elif isinstance(event, events.Synced) and event.kind != RULE:
             self._forget(self._published.unlisted(event))
             if self._board.synced:
                 self._reoffer_all()
-        elif isinstance(event, AgentRegistered | PeWithdrawn):
+        elif isinstance(event, events.AgentRegistered | events.PeWithdrawn):
             self._on_agent_changed(event.pe)
             names |= self._related_names(event.pe)
         for name in names:

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
-from streambroker_core.board import (
-    Action,
-    BoardEvent,
-    ExportApplied,
-    ImportApplied,
-    RuleApplied,
-    StatusChanged,
-    Synced,
-    Unreadable,
-)
+from streambroker_core.board import events
 from streambroker_core.model import RULE
 from streambroker_operator.kubernetes.client.http_api import object_at
 from streambroker_operator.kubernetes.status.writer import Name
@@ -92,28 +83,28 @@ class PublishedStatuses(Generic[P]):
         self._statuses.pop(name, None)
         self._written_versions.pop(name, None)
 
-    def unlisted(self, event: Synced) -> list[Name]:
+    def unlisted(self, event: events.Synced) -> list[Name]:
         """Return the observed resources of its kind that a list does not contain."""
         listed = {resource.uid for resource, _ in event.listed}
         listed.update(unreadable.uid for unreadable in event.unreadable)
         return [name for name in self._statuses if name[0] == event.kind and name[1] not in listed]
 
 
-def changed_name(event: BoardEvent) -> Name | None:
+def changed_name(event: events.BoardEvent) -> Name | None:
     """Return the resource that an event changes; None for other events."""
-    if isinstance(event, ExportApplied):
+    if isinstance(event, events.ExportApplied):
         return "Export", event.export.uid
-    if isinstance(event, ImportApplied):
+    if isinstance(event, events.ImportApplied):
         return "Import", event.import_.uid
-    if isinstance(event, RuleApplied):
+    if isinstance(event, events.RuleApplied):
         return RULE, event.rule.uid
-    return (event.kind, event.uid) if isinstance(event, Unreadable) else None
+    return (event.kind, event.uid) if isinstance(event, events.Unreadable) else None
 
 
-def affected_names(event: BoardEvent, actions: Iterable[Action]) -> set[Name]:
+def affected_names(event: events.BoardEvent, actions: Iterable[events.Action]) -> set[Name]:
     """Return the resources whose status an event and the board's actions may change."""
     changed = changed_name(event)
     affected = {
-        (action.kind, action.uid) for action in actions if isinstance(action, StatusChanged)
+        (action.kind, action.uid) for action in actions if isinstance(action, events.StatusChanged)
     }
     return affected if changed is None else {*affected, changed}

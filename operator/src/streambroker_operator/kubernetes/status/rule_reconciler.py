@@ -11,15 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streambroker_core.board import (
-    Action,
-    BoardEvent,
-    BoardReader,
-    PeWithdrawn,
-    RuleRemoved,
-    Status,
-    Synced,
-)
+from streambroker_core.board import BoardReader, events
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import RULE, PeKey, Rule, RuleKey, rule_name_of
 from streambroker_core.wire.encoding.canonical import digest
@@ -122,14 +114,14 @@ class RuleReconciler:
         )
         return before if before is not None and unchanged else after
 
-    def on_actions(self, event: BoardEvent, actions: Iterable[Action]) -> None:
+    def on_actions(self, event: events.BoardEvent, actions: Iterable[events.Action]) -> None:
         """Process the board's actions after an event; enqueue the affected statuses."""
         uids = {uid for kind, uid in affected_names(event, actions) if kind == RULE}
-        if isinstance(event, RuleRemoved):
+        if isinstance(event, events.RuleRemoved):
             self._forget(event.uid)
-        elif isinstance(event, PeWithdrawn):
+        elif isinstance(event, events.PeWithdrawn):
             self.on_report(event.pe, RulesReport({}))
-        elif isinstance(event, Synced) and event.kind == RULE:
+        elif isinstance(event, events.Synced) and event.kind == RULE:
             for _, uid in self._published.unlisted(event):
                 self._forget(uid)
             uids |= set(self._rules.cache.uids())
@@ -174,12 +166,14 @@ class RuleReconciler:
         """Return the status to write; None if it is up to date or the rule is gone."""
         uid = name[1]
         rule, unreadable = self._rules.cache.get(uid), self._rules.cache.unreadable(uid)
-        status: Status | None = None
+        status: events.Status | None = None
         reported: RuleStatus | None = None
         if unreadable is not None:
             namespace, rule_name = unreadable.namespace, unreadable.name
             generation = unreadable.generation
-            status = Status(accepted=False, reason=unreadable.code, message=unreadable.problem)
+            status = events.Status(
+                accepted=False, reason=unreadable.code, message=unreadable.problem
+            )
         elif rule is not None:
             namespace, rule_name = rule.key.namespace, rule_name_of(rule)
             generation = rule.generation if rule.rejected is None else rule.rejected.generation
@@ -213,7 +207,7 @@ class RuleReconciler:
         self,
         uid: str,
         generation: int,
-        status: Status,
+        status: events.Status,
         reported: RuleStatus | None,
         accepted: Rule | None,
     ) -> dict[str, Any] | None:
@@ -246,20 +240,20 @@ class RuleReconciler:
             self._on_written(write)
 
 
-def rule_conditions(status: Status, reported: RuleStatus | None) -> tuple[Condition, ...]:
+def rule_conditions(status: events.Status, reported: RuleStatus | None) -> tuple[Condition, ...]:
     """Return the conditions of a rule from the broker's status and the job's report."""
     accepted = _accepted_condition(status, reported)
     active = _active_condition(status, reported)
     return accepted, active, ready_condition((accepted, active))
 
 
-def _accepted_condition(status: Status, reported: RuleStatus | None) -> Condition:
+def _accepted_condition(status: events.Status, reported: RuleStatus | None) -> Condition:
     if status.accepted and reported is not None and reported.reason:
         return false_condition("Accepted", reported.reason, f"{_REFUSAL}{reported.message}.")
     return accepted_condition(status)
 
 
-def _active_condition(status: Status, reported: RuleStatus | None) -> Condition:
+def _active_condition(status: events.Status, reported: RuleStatus | None) -> Condition:
     if reported is None:
         message = "" if not status.accepted else "No query of the job has reported it yet."
         return Condition(type="Active", status="Unknown", reason="NotHeard", message=message)

@@ -17,14 +17,7 @@ from streambroker_core.wire.broker.hints import point_text
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.agents.control import COMMAND_TRANSPORT
 from streambroker_operator.rest.agents.hint_targets import challenge, with_proven_hint
-from streambroker_operator.rest.guard.authentication import (
-    CALLER,
-    QUIET,
-    binding,
-    check_owner,
-    visible_version,
-    visible_view,
-)
+from streambroker_operator.rest.guard import authentication
 from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS
 from streambroker_operator.rest.http.paths import PE
 from streambroker_operator.rest.http.preconditions import check_etag, parse_etags
@@ -50,7 +43,7 @@ async def get_view(request: web.Request) -> web.Response:
     wait_s = parse_wait(request)
     known_tags = parse_etags(request.headers.get("If-None-Match"))
     runtime = request.app[RUNTIME]
-    if request[CALLER].can_change(pe.namespace, pe.job):
+    if request[authentication.CALLER].can_change(pe.namespace, pe.job):
         _apply_ends(request, pe, polls=bool(known_tags))
     if wait_s and _current_version(request, pe) in known_tags:
         with request.app[CALLER_LIMITS].polls.hold(request):
@@ -64,7 +57,7 @@ async def get_view(request: web.Request) -> web.Response:
     agent = runtime.board.registration(pe)
     if agent is not None:
         headers["Agent"] = registration.registration_tag(runtime.agent_key(pe, agent), agent)
-    if request[CALLER].can_change(pe.namespace, pe.job):
+    if request[authentication.CALLER].can_change(pe.namespace, pe.job):
         for tag in known_tags:
             runtime.publisher.acknowledge(pe, tag, _parse_running_for(request))
         if runtime.publisher.needs_acknowledgements:
@@ -73,7 +66,7 @@ async def get_view(request: web.Request) -> web.Response:
             headers[agent_commands.HEADER] = "waiting"
     if version in known_tags or "*" in known_tags:
         return web.Response(status=304, headers=headers)
-    visible = visible_view(request, runtime.view(pe))
+    visible = authentication.visible_view(request, runtime.view(pe))
     if visible is None:
         raise LookupError("a known PE has a view")
     return json_answer(view.encode(visible), headers=headers)
@@ -106,7 +99,7 @@ def _apply_ends(request: web.Request, pe: PeKey, *, polls: bool) -> None:
 
 
 def _current_version(request: web.Request, pe: PeKey) -> str | None:
-    return visible_version(request, pe, request.app[RUNTIME].board.version(pe))
+    return authentication.visible_version(request, pe, request.app[RUNTIME].board.version(pe))
 
 
 @routes.put(PE)
@@ -120,7 +113,7 @@ async def register(request: web.Request) -> web.Response:
     proof = registration.read_proof(sent)
     body = with_proven_hint(runtime, pe, requested, request.remote or "", proof)
     check_etag(request, _current_version(request, pe))
-    owner = binding(request, pe, body)
+    owner = authentication.binding(request, pe, body)
     same = runtime.board.registration(pe) == body and owner in (None, runtime.owner(pe))
     if not same:
         limits = request.app[CALLER_LIMITS]
@@ -132,7 +125,7 @@ async def register(request: web.Request) -> web.Response:
         challenge(runtime, pe, requested)
     body_json = await asyncio.to_thread(registration.encode_answer, registered, exchange, offered)
     response = json_answer(body_json, headers={"Cache-Control": "no-store"})
-    response[QUIET] = same
+    response[authentication.QUIET] = same
     return response
 
 
@@ -172,6 +165,6 @@ async def withdraw(request: web.Request) -> web.Response:
     """Remove a PE that has no ports."""
     pe = require_pe(request)
     check_etag(request, _current_version(request, pe))
-    check_owner(request, pe)
+    authentication.check_owner(request, pe)
     await request.app[RUNTIME].withdraw(pe)
     return web.Response(status=204)
