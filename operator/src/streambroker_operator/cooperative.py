@@ -12,6 +12,11 @@ TURN_S = 0.01
 """Longest run before other tasks get a turn, in seconds."""
 
 
+def loop_time() -> float:
+    """Return the monotonic time of the running event loop, in seconds."""
+    return asyncio.get_running_loop().time()
+
+
 async def run_in_turns(steps: Iterable[None]) -> None:
     """Execute steps, and yield to other tasks every `TURN_S`."""
     began = time.monotonic()

@@ -86,7 +86,7 @@ async def write_events(api: HttpApi, namespace: str) -> bool:
     await events.flush()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    return events.failed + events.refused == 0
+    return events.writes["failed"] + events.writes["refused"] == 0
 
 
 async def review(api: HttpApi, namespace: str) -> bool:

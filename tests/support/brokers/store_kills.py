@@ -337,7 +337,7 @@ def _assert_goes_on(store: Store) -> None:
     runtime = Runtime(store, Ear(writing))
     runtime.feed.start()
     version = store.file.version
-    held = [*store.resources("Export"), *store.resources("Import")]
+    held = [*store.unordered_resources("Export"), *store.unordered_resources("Import")]
     assert all(stored.version <= version for stored in held)
     assert runtime.board.point == (version, version)
     by_scan = Board(ScanMatcher())

@@ -55,7 +55,7 @@ class Broker:
         self.statuses.on_actions(event, self.board.handle(event))
 
     async def settled(self) -> None:
-        assert await true(lambda: self.writer.is_idle), (self.writer.metrics, self.writer.waiting)
+        assert await true(lambda: self.writer.is_idle), (self.writer.writes, self.writer.waiting)
         await self.events.flush()
 
     def register(self, *jobs: str) -> None:

@@ -241,7 +241,7 @@ def test_what_cannot_be_written_is_forgotten(
     run(main(), writer.run())
 
     assert len(api.calls) == 1
-    assert (writer.written, writer.refused, writer.failed) == counts
+    assert tuple(writer.writes[name] for name in ("done", "refused", "failed")) == counts
 
 
 def test_events_that_wait_have_a_limit() -> None:
@@ -254,4 +254,4 @@ def test_events_that_wait_have_a_limit() -> None:
 
     run(main())
 
-    assert writer.failed == 4000
+    assert writer.writes["failed"] == 4000

@@ -21,7 +21,6 @@ from streambroker_operator.kubernetes.observability.metrics import (
 )
 from streambroker_operator.kubernetes.replicas.lease import Lease
 from streambroker_operator.kubernetes.status.events import EventWriter
-from streambroker_operator.kubernetes.status.writer import StatusMetrics
 from support.kubernetes.fake_server import FakeApi
 
 NOTHING: dict[str, Labelled] = {name: {} for name in (*GAUGES, *COUNTERS)}
@@ -87,17 +86,23 @@ def test_all_that_is_written_in_the_cluster_is_counted() -> None:
     api = FakeApi(lambda call: Answer(status=200))
     events = EventWriter(api, "broker-0")
     lease = Lease(api, namespace="streams", name="streambroker", identity="a")
-    events.failed = 2
+    events.writes["failed"] = 2
     lease.writes["done"] = 5
     others = {("spec", "conflict"): 4, ("status", "done"): 2}
 
-    found = count_writes(StatusMetrics(written=3, refused=1), events, lease, others)
+    found = count_writes(
+        others,
+        status={"done": 3, "refused": 1, "unchanged": 7},
+        event=events.writes,
+        lease=lease.writes,
+    )
 
     assert found["spec", "conflict"] == 4
     assert found["status", "done"] == 5
     assert found["status", "refused"] == 1
     assert found["event", "failed"] == 2
     assert found["lease", "done"] == 5
+    assert ("status", "unchanged") not in found
 
 
 def test_what_has_not_happened_yet_is_reported_as_nothing() -> None:

@@ -153,7 +153,7 @@ def test_what_stands_there_costs_no_request() -> None:
     bench.run("a")
 
     assert bench.api.calls == []
-    assert bench.writer.metrics.unchanged == 1
+    assert bench.writer.writes["unchanged"] == 1
 
 
 def test_the_newest_is_written_once() -> None:
@@ -238,7 +238,7 @@ def test_what_failed_is_tried_again(failure: Answer | Exception) -> None:
 
     assert bench.source.there == {"a": 1}
     assert len(bench.api.calls) == 3
-    assert bench.writer.metrics.conflicts + bench.writer.metrics.failed == 2
+    assert bench.writer.writes["conflict"] + bench.writer.writes["failed"] == 2
     first, second, third = (call.at for call in bench.api.calls)
     assert third - second > 0.4
     if isinstance(failure, Answer) and failure.retry_after_s:
@@ -259,8 +259,8 @@ def test_what_can_never_be_written_is_dropped(status: int) -> None:
     bench.run("a")
 
     assert len(bench.api.calls) == 1
-    figures = bench.writer.metrics
-    assert (figures.missing, figures.refused) == ((1, 0) if status == 404 else (0, 1))
+    figures = bench.writer.writes
+    assert (figures["missing"], figures["refused"]) == ((1, 0) if status == 404 else (0, 1))
 
 
 def test_refusals_in_one_namespace_are_counted_and_logged_once_a_minute(
@@ -269,7 +269,7 @@ def test_refusals_in_one_namespace_are_counted_and_logged_once_a_minute(
     bench = Bench(*[Answer(status=403, body={"message": "no"})] * 2000)
     bench.run(*map(str, range(2000)))
 
-    assert bench.writer.metrics.refused == 2000
+    assert bench.writer.writes["refused"] == 2000
     assert len(caplog.messages) == 1
 
 

@@ -15,6 +15,7 @@ from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.hints import POLL_SPACING_S
 from streambroker_core.wire.broker.registration import is_hint_target, split_address
+from streambroker_operator.cooperative import loop_time
 from streambroker_operator.security.token_buckets import TokenBuckets
 
 PER_PORT_S, PORT_BURST = 1 / POLL_SPACING_S, 50
@@ -83,7 +84,7 @@ class HintSender:
 
     def challenge(self, address: str, datagram: bytes) -> None:
         """Send a datagram to an unverified address, or drop it if there are too many."""
-        host, now = _parse_host(address), asyncio.get_running_loop().time()
+        host, now = _parse_host(address), loop_time()
         if (
             host is not None
             and not self._closed

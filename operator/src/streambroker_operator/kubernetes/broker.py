@@ -15,6 +15,7 @@ from aiohttp import web
 from streambroker_core.board import Board
 from streambroker_core.model import PeKey
 from streambroker_operator.agents.hint_sender import HintSender
+from streambroker_operator.cooperative import loop_time
 from streambroker_operator.errors import AddressError, RequestError
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore, read_secret
 from streambroker_operator.kubernetes.auth.authorize import Authorizer
@@ -368,7 +369,7 @@ class ClusterBroker:
             without_resources = [
                 (pe, liveness.last_contact(pe)) for pe in pes if not any(board.resources_of(pe))
             ]
-            for pe in garbage.collect(without_resources, asyncio.get_running_loop().time()):
+            for pe in garbage.collect(without_resources, loop_time()):
                 await self.runtime.withdraw(pe)
 
     async def _run_announcements(self) -> None:

@@ -121,7 +121,8 @@ class _Stream:
             self._sent_number = mine[-1].number
         elif end - self._sent_number >= MAX_SKIPPED:
             self._sent_number = end
-            return _id(self._changes, end)
+            # A reader that reconnects continues after this number.
+            return f"id: {self._changes.id_for(end)}\n\n".encode()
         return b"".join(
             _event(self._changes.id_for(one.number), one.name, one.data) for one in mine
         )
@@ -155,11 +156,6 @@ class _Stream:
         point = list(self._request.app[RUNTIME].board.point)
         data = canonical({"type": "RESET", "reason": reason, "point": point})
         return _event(self._changes.id_for(self._changes.count), "reset", data)
-
-
-def _id(changes: ChangeLog, number: int) -> bytes:
-    """Return a block without event: a reader that reconnects continues after this number."""
-    return f"id: {changes.id_for(number)}\n\n".encode()
 
 
 def _event(id_: str, name: str, data: bytes) -> bytes:

@@ -24,6 +24,7 @@ from streambroker_core.wire.broker.agent_commands import (
     AgentCommand,
     CommandResult,
 )
+from streambroker_operator.cooperative import loop_time
 from streambroker_operator.errors import RequestError
 from streambroker_operator.runtime.runtime import Runtime
 
@@ -140,7 +141,7 @@ class CommandQueue:
             pending = self._remove(pe, result.id)
             if pending is not None and not pending.reply.done():
                 pending.reply.set_result(result)
-        self._expire(asyncio.get_running_loop().time())
+        self._expire(loop_time())
         return [result.command for result in self._pending.get(pe, {}).values()]
 
     def has_pending(self, pe: PeKey) -> bool:

@@ -171,10 +171,6 @@ class Runtime:
         """Return the resource of a port."""
         return self._backing.get(kind, key)
 
-    def resources(self, kind: Kind) -> list[StoredResource]:
-        """Return all resources of one kind, in order of their ports."""
-        return self._backing.resources(kind)
-
     def unordered_resources(self, kind: Kind) -> tuple[StoredResource, ...]:
         """Return all resources of one kind, in no order."""
         return self._backing.unordered_resources(kind)

@@ -114,10 +114,6 @@ class StorageBackend(Protocol):
         """Return the resource of a port."""
         ...
 
-    def resources(self, kind: Kind) -> list[StoredResource]:
-        """Return all resources of one kind, in order of their ports."""
-        ...
-
     def unordered_resources(self, kind: Kind) -> tuple[StoredResource, ...]:
         """Return all resources of one kind, in no order."""
         ...

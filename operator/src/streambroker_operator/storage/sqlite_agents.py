@@ -53,7 +53,9 @@ class AgentTable:
         row = self._db.execute(query, pe).fetchone()
         return None if row is None else str(row[0])
 
-    def register(self, pe: PeKey, registration: Registration, owner: str | None = None) -> int:
+    async def register(
+        self, pe: PeKey, registration: Registration, owner: str | None = None
+    ) -> int:
         """Store a PE's agent unless it is stored already; return the version.
 
         `owner` is the name of the token to bind the agent to; None keeps the binding.
@@ -76,7 +78,7 @@ class AgentTable:
             )
         return version
 
-    def withdraw(self, pe: PeKey) -> int:
+    async def withdraw(self, pe: PeKey) -> int:
         """Remove a PE; return the version of the removal."""
         with self._file.transaction():
             version = self._file.next_version()

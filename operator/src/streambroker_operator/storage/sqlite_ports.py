@@ -9,7 +9,7 @@ from typing import get_args
 from streambroker_core.model import Kind, PortKey, Resource, kind_of
 from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_core.wire.manifests.ports import write_spec
-from streambroker_operator.storage.backend import StoredResource, port_sort_key
+from streambroker_operator.storage.backend import StoredResource
 from streambroker_operator.storage.sqlite_file import SqliteFile
 from streambroker_operator.storage.sqlite_rows import (
     RESOURCE_COLUMNS,
@@ -53,10 +53,6 @@ class PortTable:
         created = [one.resource.created for kind in kinds for one in self.load_all(kind).values()]
         self._latest_created = max(created, default=0.0)
         return len(created)
-
-    def resources(self, kind: Kind) -> list[StoredResource]:
-        """Return all resources of one kind, in order of their ports."""
-        return sorted(self.load_all(kind).values(), key=port_sort_key)
 
     def unordered_resources(self, kind: Kind) -> tuple[StoredResource, ...]:
         """Return all resources of one kind, in no order."""

@@ -15,6 +15,7 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.storage.backend import StoredRule
 from streambroker_operator.storage.sqlite_file import SqliteFile
 from streambroker_operator.storage.sqlite_rows import read_row
+from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS rules (
@@ -60,8 +61,12 @@ class RuleTable:
         rule, version = _read_rule(row)
         return StoredRule(rule=rule, version=version)
 
-    def put(self, rule: Rule) -> StoredRule:
+    async def put(
+        self, rule: Rule, *, touched: Touched | None = None, options: WriteOptions = UNCONDITIONAL
+    ) -> StoredRule:
         """Create or replace a rule; an equal one is not written again.
+
+        `touched` and `options` are ignored, as in `Store.write`.
 
         Raises:
             RequestError: 409 `NameTaken`, another rule has the name.
@@ -95,7 +100,9 @@ class RuleTable:
         if row is not None and row != tuple(rule.key[1:]):
             raise name_taken(rule.name, rule.key, RuleKey(rule.key.namespace, *row))
 
-    def delete(self, key: RuleKey) -> StoredRule | None:
+    async def delete(
+        self, key: RuleKey, *, options: WriteOptions = UNCONDITIONAL
+    ) -> StoredRule | None:
         """Delete a rule and free its id; return it at the version of the deletion, or None."""
         with self._file.transaction():
             current = self.get(key)

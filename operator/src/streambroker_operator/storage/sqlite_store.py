@@ -18,10 +18,9 @@ from typing import get_args
 
 from streambroker_core.board import AgentRegistered, BoardEvent, PeDeclared, Synced
 from streambroker_core.diagnose import Proposal
-from streambroker_core.model import Kind, PeKey, PortKey, Rule, RuleKey
-from streambroker_core.wire.broker.registration import Registration
+from streambroker_core.model import Kind, PortKey
 from streambroker_operator.errors import RequestError, StoreError, not_declared, unknown_port
-from streambroker_operator.storage.backend import StoredResource, StoredRule
+from streambroker_operator.storage.backend import StoredResource, port_sort_key
 from streambroker_operator.storage.sqlite_agents import TABLES as AGENT_TABLES
 from streambroker_operator.storage.sqlite_agents import AgentTable
 from streambroker_operator.storage.sqlite_file import SECRET_BYTES, SqliteFile
@@ -99,8 +98,9 @@ class Store:
         self.loss_warning = self._detect_loss(count)
         self.rules = RuleTable(self.file, new_uid)
         self.rules.load()
+        self.put_rule, self.delete_rule = self.rules.put, self.rules.delete
+        self.register, self.withdraw = self.agents.register, self.agents.withdraw
         self.get, self.owner = self.ports.get, self.agents.owner
-        self.resources = self.ports.resources
         self.unordered_resources = self.ports.unordered_resources
 
     def _detect_loss(self, has: int) -> str:
@@ -141,7 +141,8 @@ class Store:
         # Rules precede ports, so that the first views include them.
         yield self.rules.load()
         for kind in get_args(Kind):
-            listed = ((s.resource, s.version) for s in self.ports.resources(kind))
+            ordered = sorted(self.ports.unordered_resources(kind), key=port_sort_key)
+            listed = ((one.resource, one.version) for one in ordered)
             yield Synced(kind=kind, listed=listed, version=version)
 
     async def write(
@@ -168,25 +169,3 @@ class Store:
         if self.ports.get(kind, key) is None:
             raise unknown_port(kind, key)
         raise not_declared(f"{kind} {key}")
-
-    async def put_rule(
-        self, rule: Rule, *, touched: Touched | None = None, options: WriteOptions = UNCONDITIONAL
-    ) -> StoredRule:
-        """Create or replace a rule, as `RuleTable.put` does."""
-        return self.rules.put(rule)
-
-    async def delete_rule(
-        self, key: RuleKey, *, options: WriteOptions = UNCONDITIONAL
-    ) -> StoredRule | None:
-        """Delete a rule, as `RuleTable.delete` does."""
-        return self.rules.delete(key)
-
-    async def register(
-        self, pe: PeKey, registration: Registration, owner: str | None = None
-    ) -> int:
-        """Store a PE's agent, as `AgentTable.register` does."""
-        return self.agents.register(pe, registration, owner)
-
-    async def withdraw(self, pe: PeKey) -> int:
-        """Remove a PE; return the version of the removal."""
-        return self.agents.withdraw(pe)

@@ -16,7 +16,6 @@ from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.model import (
     RULE,
     Kind,
-    PeKey,
     PortKey,
     Resource,
     Rule,
@@ -25,7 +24,6 @@ from streambroker_core.model import (
     name_of,
     rule_name_of,
 )
-from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.manifests.ports import read_manifest, read_spec, write_spec
 from streambroker_core.wire.manifests.rules import (
     read_rule_manifest,
@@ -48,7 +46,7 @@ from streambroker_operator.kubernetes.apply.patch import (
     removal_patch,
 )
 from streambroker_operator.kubernetes.apply.registrations import Registrations
-from streambroker_operator.kubernetes.apply.spec_writer import SpecWrite, SpecWriter, WrittenObject
+from streambroker_operator.kubernetes.apply.spec_writer import SpecWrite, SpecWriter
 from streambroker_operator.kubernetes.client.managed_fields import (
     API,
     Document,
@@ -56,9 +54,9 @@ from streambroker_operator.kubernetes.client.managed_fields import (
     other_managers,
     own_fields,
 )
-from streambroker_operator.kubernetes.client.objects import ObjectPath, Objects
+from streambroker_operator.kubernetes.client.objects import ObjectPath, Objects, WrittenObject
 from streambroker_operator.kubernetes.client.rate_limiter import WriteRateLimiter
-from streambroker_operator.storage.backend import StoredPe, StoredResource, StoredRule
+from streambroker_operator.storage.backend import StoredResource, StoredRule
 from streambroker_operator.storage.responses import ResponseStore
 from streambroker_operator.storage.sqlite_rules import name_taken
 from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
@@ -137,6 +135,10 @@ class KubernetesStore:
         self.registrations = Registrations(objects, board, rate_limiter)
         self._writer = SpecWriter(objects)
         self.steering = Steering()
+        self.pes = self.registrations.pes
+        self.owner = self.registrations.endpoints.account
+        self.register = self.registrations.register
+        self.withdraw = self.registrations.withdraw
 
     def close(self) -> None:
         """Drop the state that only this process has."""
@@ -148,11 +150,6 @@ class KubernetesStore:
         """Return the resource of a port."""
         resource = self._board.holder(kind, key)
         return None if resource is None else self._to_stored(resource)
-
-    def resources(self, kind: Kind) -> list[StoredResource]:
-        """Return all resources of one kind, including standbys, ordered by port."""
-        resources = self._board.exports() if kind == "Export" else self._board.imports()
-        return [self._to_stored(resource) for resource in resources]
 
     def unordered_resources(self, kind: Kind) -> tuple[StoredResource, ...]:
         """Return all resources of one kind, including standbys, unordered."""
@@ -264,8 +261,7 @@ class KubernetesStore:
             removals = emptying_removals(live, released_spec(live))
             if removals:
                 live = await self._objects.merge(target, removal_patch(live, removals), manager=API)
-            applied = await self._objects.apply(target, apply_body(live, {}), manager=API)
-            return _stored(WrittenObject(document=applied.document))
+            return _stored(await self._objects.apply(target, apply_body(live, {}), manager=API))
 
         return await self._objects.read_modify_write(target, once)
 
@@ -343,24 +339,6 @@ class KubernetesStore:
         """Process the deletion of an object."""
         self.registrations.endpoints.on_deleted(uid)
         self.steering.on_deleted(uid)
-
-    def pes(self) -> list[StoredPe]:
-        """Return all PEs with a known agent."""
-        return self.registrations.pes()
-
-    def owner(self, pe: PeKey) -> str | None:
-        """Return the service account that a PE's job is bound to, or None."""
-        return self.registrations.endpoints.account(pe)
-
-    async def register(
-        self, pe: PeKey, registration: Registration, owner: str | None = None
-    ) -> int:
-        """Store the address of a PE's agent, as `Registrations.register` does."""
-        return await self.registrations.register(pe, registration, owner)
-
-    async def withdraw(self, pe: PeKey) -> int:
-        """Remove a PE that has no resource; return the version of that change."""
-        return self.registrations.withdraw(pe)
 
 
 def _stored(written: WrittenObject) -> StoredResource:

@@ -182,7 +182,7 @@ class Registrations:
 
         return await self._objects.read_modify_write(target, once)
 
-    def withdraw(self, pe: PeKey) -> int:
+    async def withdraw(self, pe: PeKey) -> int:
         """Remove a PE that has no resource; return the version of that change."""
         self._unannounced.pop(pe, None)
         return self.endpoints.withdraw(pe)

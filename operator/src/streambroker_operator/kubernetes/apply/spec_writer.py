@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from streambroker_operator.kubernetes.client.objects import (
     ObjectPath,
     Objects,
     StaleError,
+    WrittenObject,
 )
 from streambroker_operator.storage.write_options import Touched, WriteOptions
 
@@ -56,16 +57,6 @@ class SpecWrite:
     normalise: Callable[[Document], Document]
     validate: Callable[[Document], object] = lambda _: None
     missing: RequestError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenObject:
-    """An object after a write, and warnings about fields that were taken over."""
-
-    document: Document
-    created: bool = False
-    changed: bool = True
-    warnings: tuple[str, ...] = ()
 
 
 class SpecWriter:
@@ -99,11 +90,10 @@ class SpecWriter:
         identity = {"apiVersion": API_VERSION, "kind": target.kind, "metadata": metadata}
         body = {**identity, "spec": write.spec}
         try:
-            applied = await self._objects.apply(target, body, manager=API, dry_run=write.dry_run)
+            return await self._objects.apply(target, body, manager=API, dry_run=write.dry_run)
         except ConflictError as error:
             # The object was created concurrently: change it instead.
             raise StaleError from error
-        return WrittenObject(document=applied.document, created=applied.created)
 
     async def _change(self, write: SpecWrite, live: Document) -> WrittenObject:
         target, current = write.target, live.get("spec", {})
@@ -134,7 +124,7 @@ class SpecWriter:
         target = write.target
         apply = partial(self._objects.apply, target, body, manager=API, dry_run=write.dry_run)
         try:
-            return WrittenObject(document=(await apply()).document)
+            return await apply()
         except ConflictError as error:
             conflicts = parse_conflicts(live, error.causes)
             if not write.options.force:
@@ -142,7 +132,7 @@ class SpecWriter:
                     target.kind, target.name, conflicts, removing=False
                 ) from error
         warnings = takeover_warnings(target.kind, target.name, conflicts)
-        return WrittenObject(document=(await apply(force=True)).document, warnings=warnings)
+        return replace(await apply(force=True), warnings=warnings)
 
     async def delete(self, target: ObjectPath, uid: str, options: WriteOptions) -> None:
         """Delete the object with this uid; do nothing if it does not exist.

@@ -38,6 +38,11 @@ class Answer:
     body: Mapping[str, Any] = field(default_factory=dict)
     retry_after_s: float | None = None
 
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether the server could not handle the request: 429 or 5xx."""
+        return self.status == 429 or self.status >= 500
+
 
 def micro_time(seconds: float) -> str:
     """Format a time (seconds since 1970) for Leases and Events: UTC, with microseconds."""
@@ -92,42 +97,29 @@ class HttpApi:
         content_type: str = "application/json",
         timeout_s: float = 10.0,
     ) -> Answer:
-        """Return the response, including errors.
-
-        Raises:
-            ApiUnreachableError: no response, or none in time.
-        """
+        """Return the response, including errors, as `Api.call` specifies."""
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = content_type
         try:
-            return await self._call(method, path, body, query or {}, content_type, timeout_s)
+            # Not `asyncio.wait_for`, which before Python 3.12 may swallow a cancellation.
+            async with await self._connection.request(
+                method,
+                path,
+                query=query or {},
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+                data=None if body is None else json.dumps(body).encode(),
+            ) as response:
+                return Answer(
+                    status=response.status,
+                    body=_parse_object(response.status, await response.read()),
+                    retry_after_s=_parse_seconds(response.headers.get("Retry-After")),
+                )
         except asyncio.TimeoutError as error:
             raise ApiUnreachableError(f"no answer within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ApiUnreachableError(f"{type(error).__name__}: {error}") from error
-
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        query: Mapping[str, str],
-        content_type: str,
-        timeout_s: float,
-    ) -> Answer:
-        headers = {"Accept": "application/json"}
-        data = None
-        if body is not None:
-            data = json.dumps(body).encode()
-            headers["Content-Type"] = content_type
-        # Not `asyncio.wait_for`, which before Python 3.12 may swallow a cancellation.
-        limit = aiohttp.ClientTimeout(total=timeout_s)
-        async with await self._connection.request(
-            method, path, query=query, headers=headers, timeout=limit, data=data
-        ) as response:
-            return Answer(
-                status=response.status,
-                body=_parse_object(response.status, await response.read()),
-                retry_after_s=_parse_seconds(response.headers.get("Retry-After")),
-            )
 
 
 def _parse_object(status: int, text: bytes) -> Mapping[str, Any]:

@@ -83,11 +83,13 @@ class ObjectPath:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyResult:
-    """Result of an apply: the current object, and whether the apply created it."""
+class WrittenObject:
+    """An object after a write, and warnings about fields that were taken over."""
 
     document: Document
-    created: bool
+    created: bool = False
+    changed: bool = True
+    warnings: tuple[str, ...] = ()
 
 
 class Objects:
@@ -145,7 +147,7 @@ class Objects:
         force: bool = False,
         status: bool = False,
         dry_run: bool = False,
-    ) -> ApplyResult:
+    ) -> WrittenObject:
         """Write all fields of a manager by server-side apply.
 
         `body` contains uid and resourceVersion of an existing object; otherwise it creates one.
@@ -177,7 +179,7 @@ class Objects:
         if response.status == 404 and not _is_kind_missing(response):
             raise StaleError
         checked = _check_answer(response, action)
-        return ApplyResult(document=_parse_document(checked), created=checked.status == 201)
+        return WrittenObject(document=_parse_document(checked), created=checked.status == 201)
 
     async def merge(self, target: ObjectPath, body: Document, *, manager: str) -> Document:
         """Change fields by a merge patch, regardless of their owners; return the new object.

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from streambroker_operator.cooperative import loop_time
 from streambroker_operator.errors import RequestError
 from streambroker_operator.security.token_buckets import TokenBuckets
 
@@ -82,7 +83,7 @@ class WriteRateLimiter:
     async def take_token(self) -> None:
         """Wait for a token and take it."""
         while self._bucket is not None:
-            wait = self._bucket.take("", self._now())
+            wait = self._bucket.take("", loop_time())
             if not wait:
                 return
             await asyncio.sleep(max(wait, _TICK_S))
@@ -90,7 +91,7 @@ class WriteRateLimiter:
     async def wait_for_token(self) -> None:
         """Wait until a token is available, before a `write` that no agent waits for."""
         while self._bucket is not None:
-            wait = self._bucket.wait("", self._now(), 0)
+            wait = self._bucket.wait("", loop_time(), 0)
             if not wait:
                 return
             await asyncio.sleep(max(wait, _TICK_S))
@@ -127,15 +128,15 @@ class WriteRateLimiter:
 
     def on_answer(self, began: float, *, refused: bool = False) -> None:
         """Adapt to a response, before `release`; arguments as in `CongestionWindow.on_answer`."""
-        self._window.on_answer(began, self._now(), refused=refused)
+        self._window.on_answer(began, loop_time(), refused=refused)
 
     @asynccontextmanager
     async def write(self, *, has_priority: bool) -> AsyncIterator[None]:
         """Acquire a slot for one request; it does not wait for a token, but charges one."""
-        if self._bucket is not None and self._bucket.take("", self._now()):
+        if self._bucket is not None and self._bucket.take("", loop_time()):
             self._bucket.charge("", 1)
         await self.acquire(has_priority=has_priority)
-        started_at = self._now()
+        started_at = loop_time()
         try:
             yield
             self.on_answer(started_at)
@@ -144,7 +145,3 @@ class WriteRateLimiter:
             raise
         finally:
             self.release()
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

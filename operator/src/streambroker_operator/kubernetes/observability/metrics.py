@@ -13,14 +13,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from streambroker_core.wire.manifests.ports import OBJECTS
-from streambroker_operator.kubernetes.replicas.lease import Lease
-from streambroker_operator.kubernetes.status.events import EventWriter
-from streambroker_operator.kubernetes.status.writer import StatusMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Labelled: TypeAlias = Mapping[Any, float]
 """Values by label values."""
+
+WRITE_RESULTS = ("done", "conflict", "refused", "failed")
 
 _MATCH_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _APPLIED_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -69,9 +68,7 @@ COUNTERS: Mapping[str, _Family] = {
     "api_writes": _Family(
         "Writes in the cluster.",
         ("object", "result"),
-        tuple(
-            product(("spec", "status", "event", "lease"), ("done", "conflict", "refused", "failed"))
-        ),
+        tuple(product(("spec", "status", "event", "lease"), WRITE_RESULTS)),
     ),
     "reviews": _Family(
         "Token and access reviews.",
@@ -82,25 +79,16 @@ COUNTERS: Mapping[str, _Family] = {
 
 
 def count_writes(
-    status: StatusMetrics,
-    events: EventWriter,
-    lease: Lease,
-    objects: Mapping[tuple[str, str], int],
-) -> Mapping[tuple[str, str], int]:
+    objects: Mapping[tuple[str, str], int], **writes: Mapping[str, int]
+) -> Counter[tuple[str, str]]:
     """Return the counts of writes to the cluster, by object and result.
 
-    `objects` counts writes for agents and by REST, see `Objects.writes`.
+    `objects` counts writes for agents and by REST, see `Objects.writes`; `writes` those of
+    statuses, Events and the Lease, by result.
     """
-    counts: Counter[tuple[str, str]] = Counter(objects)
-    counts["status", "done"] += status.written
-    counts["status", "conflict"] += status.conflicts
-    counts["status", "refused"] += status.refused
-    counts["status", "failed"] += status.failed
-    counts["event", "done"] += events.written
-    counts["event", "refused"] += events.refused
-    counts["event", "failed"] += events.failed
-    for result, count in lease.writes.items():
-        counts["lease", result] += count
+    counts = Counter(objects)
+    for (name, results), result in product(writes.items(), WRITE_RESULTS):
+        counts[name, result] += results.get(result, 0)
     return counts
 
 

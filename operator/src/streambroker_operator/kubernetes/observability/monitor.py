@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import get_args
 from streambroker_core.board import BoardEvent, ExportApplied, ImportApplied
 from streambroker_core.model import AnyKind, Kind
 from streambroker_core.wire.manifests.ports import OBJECTS
+from streambroker_operator.cooperative import loop_time
 from streambroker_operator.kubernetes.auth.token_review import ReviewClient
 from streambroker_operator.kubernetes.client.objects import Objects
 from streambroker_operator.kubernetes.observability.health import BrokerState
@@ -50,7 +50,7 @@ class BrokerMonitor:
         self._objects = objects
         self._reviews = reviews
         self._lease = lease
-        self._last_beat = _now()
+        self._last_beat = loop_time()
         self._hints_lost = 0
         self.closing = False
         self.reports: Reports | None = None
@@ -65,7 +65,7 @@ class BrokerMonitor:
 
     def beat(self) -> None:
         """Record that the event loop works."""
-        self._last_beat = _now()
+        self._last_beat = loop_time()
 
     def observed(self, deliver: Callable[[BoardEvent], None]) -> Callable[[BoardEvent], None]:
         """Return a function that delivers an event and records how long matching takes."""
@@ -89,7 +89,7 @@ class BrokerMonitor:
         """Return the state for the probes."""
         board, health = self._runtime.board, self._feeder.health()
         return BrokerState(
-            beat_age_s=_now() - self._last_beat,
+            beat_age_s=loop_time() - self._last_beat,
             synced=board.synced,
             closing=self.closing,
             stale=board.stale or bool(health.last_error),
@@ -126,7 +126,10 @@ class BrokerMonitor:
             "relists": {(kind,): max(0, feed.relists - 1) for kind, feed in health.items()},
             "feeder_restarts": {(): self._feeder.restarts},
             "api_writes": count_writes(
-                self._status.writer.metrics, self._status.events, self._lease, self._objects.writes
+                self._objects.writes,
+                status=self._status.writer.writes,
+                event=self._status.events.writes,
+                lease=self._lease.writes,
             ),
             "reviews": self._reviews.counts,
         }
@@ -161,7 +164,3 @@ class BrokerMonitor:
         for pe in self._runtime.board.registrations():
             counts[(self._status.ports.agent_state(pe),)] += 1
         return counts
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

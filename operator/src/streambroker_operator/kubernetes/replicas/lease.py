@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from streambroker_operator.cooperative import loop_time
 from streambroker_operator.kubernetes.client.http_api import (
     Answer,
     Api,
@@ -82,7 +83,7 @@ class Lease:
     @property
     def leads(self) -> bool:
         """Whether this process leads now, regardless of pending requests."""
-        return self._election.leads(_now())
+        return self._election.leads(loop_time())
 
     @property
     def holder(self) -> str:
@@ -113,7 +114,7 @@ class Lease:
             return self._timing.retry_s
         spread = 1 + JITTER * random.random()  # noqa: S311 - spreads load, hides nothing
         pause = spread * self._timing.retry_s
-        expires_in = self._election.expires_at - _now()
+        expires_in = self._election.expires_at - loop_time()
         # If others try at the same time, only one write succeeds.
         return min(pause, expires_in) if expires_in > 0 else pause
 
@@ -147,7 +148,7 @@ class Lease:
         """Read the Lease if needed and write it if possible; return the problem, or ""."""
         if self._election.must_read and (trouble := await self._read()):
             return trouble
-        sent = _now()
+        sent = loop_time()
         write = self._election.next_write(sent, time.time())
         if write is None:
             return ""
@@ -159,7 +160,7 @@ class Lease:
         version = _version(response.body)
         if response.status in (200, 201) and version:
             self.writes["done"] += 1
-            self._election.on_written(write.record, version, sent=sent, now=_now())
+            self._election.on_written(write.record, version, sent=sent, now=loop_time())
             return ""
         if response.status == 409:
             self.writes["conflict"] += 1
@@ -170,9 +171,9 @@ class Lease:
     async def _read(self) -> str:
         response = await self._call("GET", f"{self._path}/{self._name}")
         if response.status == 404:
-            self._election.on_read(None, None, _now())
+            self._election.on_read(None, None, loop_time())
         elif response.status == 200 and (version := _version(response.body)):
-            self._election.on_read(_parse_record(response.body), version, _now())
+            self._election.on_read(_parse_record(response.body), version, loop_time())
             annotations = object_at(response.body, "metadata", "annotations")
             self._leader_address = str(annotations.get(ADDRESS_ANNOTATION, ""))
         else:
@@ -223,10 +224,6 @@ class Lease:
         elif self._trouble and not trouble:
             _log.info("the Lease %s/%s is renewed again", self._namespace, self._name)
         self._trouble = trouble
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def _refusal(answer: Answer) -> str:

@@ -9,13 +9,14 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from streambroker_core.model import AnyKind, PortKey, Resource, kind_of
 from streambroker_core.wire.manifests.ports import API_VERSION
+from streambroker_operator.cooperative import loop_time
 from streambroker_operator.kubernetes.client.http_api import Api, ApiUnreachableError, micro_time
 from streambroker_operator.kubernetes.client.objects import MERGE
 from streambroker_operator.kubernetes.status.writer import StatusWrite
@@ -292,9 +293,8 @@ class EventWriter:
         self._api = api
         self._aggregator = EventAggregator(instance)
         self._waiting: asyncio.Queue[EventWrite] = asyncio.Queue(MAX_WAITING)
-        self.written = 0
-        self.failed = 0
-        self.refused = 0
+        self.writes: Counter[str] = Counter()
+        """Writes by result: ``done``, ``refused`` or ``failed``."""
 
     @property
     def dropped(self) -> int:
@@ -303,7 +303,7 @@ class EventWriter:
 
     def record(self, note: EventNote, wall: float) -> None:
         """Enqueue a note and return at once; `wall` is in seconds since 1970."""
-        write = self._aggregator.add(note, asyncio.get_running_loop().time(), wall)
+        write = self._aggregator.add(note, loop_time(), wall)
         if write is not None:
             self._enqueue(write)
 
@@ -311,7 +311,7 @@ class EventWriter:
         try:
             self._waiting.put_nowait(post)
         except asyncio.QueueFull:
-            self.failed += 1
+            self.writes["failed"] += 1
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -335,28 +335,20 @@ class EventWriter:
 
     async def _write(self, post: EventWrite) -> None:
         path = f"/apis/{_API}/namespaces/{post.namespace}/events"
+        method, content_type = ("POST", "application/json") if post.new else ("PATCH", MERGE)
+        path = path if post.new else f"{path}/{post.name}"
         try:
-            if post.new:
-                response = await self._api.call("POST", path, post.body, timeout_s=TIMEOUT_S)
-            else:
-                response = await self._api.call(
-                    "PATCH",
-                    f"{path}/{post.name}",
-                    post.body,
-                    content_type=MERGE,
-                    timeout_s=TIMEOUT_S,
-                )
+            response = await self._api.call(
+                method, path, post.body, content_type=content_type, timeout_s=TIMEOUT_S
+            )
         except ApiUnreachableError as error:
-            self.failed += 1
+            self.writes["failed"] += 1
             self._log_failure(post, str(error))
             return
         if response.status in (200, 201):
-            self.written += 1
+            self.writes["done"] += 1
             return
-        if response.status == 429 or response.status >= 500:
-            self.failed += 1
-        else:
-            self.refused += 1
+        self.writes["failed" if response.is_overloaded else "refused"] += 1
         self._log_failure(post, f"{response.status}: {response.body.get('message', '')}")
 
     def _log_failure(self, post: EventWrite, reason: str) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from streambroker_core.model import AnyKind
 from streambroker_core.wire.manifests.ports import API_VERSION
+from streambroker_operator.cooperative import loop_time
 from streambroker_operator.kubernetes.client.http_api import Answer, Api, ApiUnreachableError
 from streambroker_operator.kubernetes.client.objects import APPLY, ObjectPath
 from streambroker_operator.kubernetes.client.rate_limiter import WriteRateLimiter
@@ -62,27 +64,6 @@ class StatusSource(Protocol):
         """Handle the resource that the API server returned after a write."""
 
 
-@dataclass(slots=True)
-class StatusMetrics:
-    """Counts of the results of status writes.
-
-    Attributes:
-        written: accepted by the API server.
-        unchanged: nothing to write.
-        missing: the resource no longer exists.
-        conflicts: another write came first; retried.
-        failed: temporarily failed; retried.
-        refused: permanently rejected.
-    """
-
-    written: int = 0
-    unchanged: int = 0
-    missing: int = 0
-    conflicts: int = 0
-    failed: int = 0
-    refused: int = 0
-
-
 class StatusWriter:
     """Takes names from a queue and writes the statuses that their source computes.
 
@@ -116,7 +97,8 @@ class StatusWriter:
         self._outages = 0
         self._quiet_until: dict[tuple[str, int], float] = {}
         self._token_held = False
-        self.metrics = StatusMetrics()
+        self.writes: Counter[str] = Counter()
+        """Results: those of `Lease.writes`; ``unchanged``, not sent; ``missing``, no resource."""
 
     @property
     def waiting(self) -> int:
@@ -135,7 +117,7 @@ class StatusWriter:
         `live` names, whose job runs.
         """
         if self._may_write(name):
-            self._queue.offer(name, self._now(), rank=URGENT if urgent else LIVE if live else IDLE)
+            self._queue.offer(name, loop_time(), rank=URGENT if urgent else LIVE if live else IDLE)
             self._wake.set()
 
     def _may_write(self, name: Name) -> bool:
@@ -168,7 +150,7 @@ class StatusWriter:
 
     def _start_next(self) -> bool:
         """Start the next write and return True; release the slot and return False if none."""
-        now = self._now()
+        now = loop_time()
         name = self._queue.take(now) if now >= self._paused_until else None
         write = None if name is None else self._build(name)
         if name is None or write is None:
@@ -191,7 +173,7 @@ class StatusWriter:
         while True:
             at = self._queue.next_at()
             due = None if at is None else max(at, self._paused_until)
-            if due is not None and due <= self._now():
+            if due is not None and due <= loop_time():
                 return
             await self._wait_woken(due)
 
@@ -214,13 +196,13 @@ class StatusWriter:
             _log.exception("cannot build the status of %s %s", *name)
             write = None
         if write is None:
-            self.metrics.unchanged += 1
-            self._queue.done(name, self._now())
+            self.writes["unchanged"] += 1
+            self._queue.done(name, loop_time())
         return write
 
     async def _send(self, name: Name, write: StatusWrite) -> None:
         target = ObjectPath(kind=write.kind, namespace=write.namespace, name=write.name)
-        started_at = self._now()
+        started_at = loop_time()
         try:
             response = await self._api.call(
                 "PATCH",
@@ -240,34 +222,32 @@ class StatusWriter:
             self._rate_limiter.on_answer(started_at, refused=True)
             self._retry(name, pause=True)
             return
-        self._rate_limiter.on_answer(
-            started_at, refused=response.status == 429 or response.status >= 500
-        )
+        self._rate_limiter.on_answer(started_at, refused=response.is_overloaded)
         self._on_answer(name, write, response)
 
     def _on_answer(self, name: Name, write: StatusWrite, answer: Answer) -> None:
         was_written = answer.status in (200, 201)
         if was_written:
             self._outages = 0
-            self.metrics.written += 1
+            self.writes["done"] += 1
             self._on_written(write, answer)
         elif answer.status == 404:
-            self.metrics.missing += 1
+            self.writes["missing"] += 1
         elif answer.status == 409:
-            self.metrics.conflicts += 1
+            self.writes["conflict"] += 1
             self._retry(name, answer.retry_after_s or 0.0)
             return
-        elif answer.status == 429 or answer.status >= 500:
+        elif answer.is_overloaded:
             self._retry(name, answer.retry_after_s or 0.0, pause=True)
             return
         else:
-            self.metrics.refused += 1
+            self.writes["refused"] += 1
             self._log_refusal(write, answer)
-        self._queue.done(name, self._now(), wrote=was_written)
+        self._queue.done(name, loop_time(), wrote=was_written)
 
     def _log_refusal(self, write: StatusWrite, answer: Answer) -> None:
         """Log a rejection, at most once a minute per namespace and status code."""
-        source, now = (write.namespace, answer.status), self._now()
+        source, now = (write.namespace, answer.status), loop_time()
         if now < self._quiet_until.get(source, 0.0):
             return
         self._quiet_until[source] = now + _QUIET_S
@@ -290,15 +270,11 @@ class StatusWriter:
 
     def _retry(self, name: Name, after_s: float = 0.0, *, pause: bool = False) -> None:
         """Retry later; if the API server fails, all writes pause."""
-        now, jitter = self._now(), random.random()  # noqa: S311 - spreads load, hides nothing
+        now, jitter = loop_time(), random.random()  # noqa: S311 - spreads load, hides nothing
         if pause:
-            self.metrics.failed += 1
+            self.writes["failed"] += 1
             # Concurrent failures of one outage count once.
             self._outages += now >= self._paused_until
             delay = max(after_s, retry_delay_s(self._outages, jitter))
             self._paused_until = max(self._paused_until, now + delay)
         self._queue.failed(name, now, jitter=jitter, after_s=after_s)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from streambroker_core.board import BoardEvent, Synced
 from streambroker_core.model import RULE, AnyKind
-from streambroker_operator.cooperative import gc_paused
+from streambroker_operator.cooperative import gc_paused, loop_time
 from streambroker_operator.kubernetes.client.objects import ObjectPath
 from streambroker_operator.kubernetes.client.watch_client import (
     LIST_METADATA,
@@ -124,11 +124,11 @@ class KindHealth:
     missed_changes: Counter[str] = field(default_factory=Counter)
     last_error: str = ""
     reason: str = ""
-    _alive_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    _alive_at: float = field(default_factory=loop_time)
 
     def mark_alive(self) -> None:
         """Record a sign of life."""
-        self._alive_at = asyncio.get_running_loop().time()
+        self._alive_at = loop_time()
         if self.last_error:
             _log.info("watching %ss works again", self.kind)
         self.last_error = ""
@@ -141,7 +141,7 @@ class KindHealth:
 
     def stale_for_s(self) -> float:
         """Return the seconds since the last sign of life."""
-        return asyncio.get_running_loop().time() - self._alive_at
+        return loop_time() - self._alive_at
 
     def on_failed(self, error: Exception) -> None:
         """Record a failure; logged once until the feed works again."""

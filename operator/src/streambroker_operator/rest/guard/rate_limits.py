@@ -21,6 +21,7 @@ from aiohttp.typedefs import Handler
 
 from streambroker_core.board import BoardReader
 from streambroker_core.model import Kind, PeKey, PortKey
+from streambroker_operator.cooperative import loop_time
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.guard.authentication import CALLER, PRINCIPAL, is_reading
 from streambroker_operator.rest.http.paths import COMMANDS, PE, REPORT
@@ -113,7 +114,7 @@ class RateLimit(TokenBuckets):
 
     def count(self, caller: str) -> None:
         """Count a request of a caller; raise 429 above the limit."""
-        self.check(self.take(caller, asyncio.get_running_loop().time()))
+        self.check(self.take(caller, loop_time()))
 
     def check(self, wait_s: float) -> None:
         """Raise 429 if a caller has to wait for a token."""
@@ -255,7 +256,7 @@ class CallerLimits:
 
         def ask() -> None:
             nonlocal checks
-            now = asyncio.get_running_loop().time()
+            now = loop_time()
             self.refusals.check(self.refusals.wait(address, now, self._pending_guesses[address]))
             if not closed:
                 self._pending_guesses[address] += 1

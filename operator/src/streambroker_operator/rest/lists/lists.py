@@ -11,6 +11,7 @@ from aiohttp import web
 
 from streambroker_core.model import Route
 from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_operator.cooperative import loop_time
 from streambroker_operator.rest.guard.rate_limits import caller_name
 from streambroker_operator.rest.http.paths import API
 from streambroker_operator.rest.http.requests import RUNTIME, parse_limit, parse_namespace_or_all
@@ -40,7 +41,7 @@ async def _answer_list(
         list_name=list_name, namespace=parse_namespace_or_all(request), reader=caller_name(request)
     )
     limit = parse_limit(request, MAX_PAGE)
-    now = asyncio.get_running_loop().time()
+    now = loop_time()
     token = request.query.get("continue")
     if token is None:
         cached = await caches[list_name].get_current(selection.reader)
