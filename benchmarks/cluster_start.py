@@ -124,7 +124,7 @@ async def fill_statuses(access: Access, count: int) -> None:
         statuses.on_actions(event, list(board.handle(event)))
 
     running = [asyncio.ensure_future(part) for part in (feeder.run(deliver), writer.run())]
-    while writer.metrics.written < count or not writer.is_idle:
+    while writer.writes["done"] < count or not writer.is_idle:
         done, _ = await asyncio.wait(running, timeout=0.2, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()

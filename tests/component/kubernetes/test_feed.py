@@ -128,7 +128,7 @@ def test_an_old_list_does_not_take_what_a_write_of_ones_own_has_shown_already(
         followed.await_scan(objects.api, [objects.namespace])
 
         assert proxy.faults == []
-        assert followed.call(lambda: followed.runtime.get_stored("Export", key)) is not None
+        assert followed.call(lambda: followed.runtime.store.get("Export", key)) is not None
         assert not [
             event for event in followed.events if getattr(event, "reason", "") == "Restored"
         ]

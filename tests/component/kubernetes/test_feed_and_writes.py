@@ -44,7 +44,7 @@ class Fed:
 
     @property
     def import_(self) -> Import | None:
-        stored = self.runtime.get_stored("Import", self.key)
+        stored = self.runtime.store.get("Import", self.key)
         if stored is None:
             return None
         assert isinstance(stored.resource, Import)

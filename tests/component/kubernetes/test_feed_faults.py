@@ -124,7 +124,7 @@ async def change(followed: Followed, namespace: str, change: Change) -> str | No
         )
         return None
     if action == "remove":
-        known = followed.runtime.get_stored(kind, key)
+        known = followed.runtime.store.get(kind, key)
         followed.steady.discard("" if known is None else known.resource.uid)
         await followed.runtime.delete(kind, key)
         return None

@@ -241,7 +241,7 @@ async def test_an_event_of_the_feed_is_reported_as_what_it_is(
     assert [change.name for change in reported].count("import") == 1
     assert document["metadata"]["uid"] == resource.uid
     key = PortKey.parse(f"{broker.replica.namespace}/alerts/0/trades")
-    stored = broker.runtime.get_stored("Import", key)
+    stored = broker.runtime.store.get("Import", key)
     assert stored is not None
     assert stored.version == version
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
+from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError, HttpApi
 
 Handler = Callable[["Call"], "Answer | Awaitable[Answer]"]
 
@@ -26,7 +26,7 @@ class Call:
     timeout_s: float = 10.0
 
 
-class Api(ABC):
+class Api(HttpApi, ABC):
     """What stands in for an API server: takes calls as the real one's client does."""
 
     async def call(

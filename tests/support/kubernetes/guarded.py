@@ -12,7 +12,6 @@ from aiohttp import web
 
 from streambroker_core.model import PeKey
 from streambroker_operator.agents.hint_sender import HintSender
-from streambroker_operator.kubernetes.auth.authorize import Authorizer
 from streambroker_operator.kubernetes.auth.middleware import ClusterGuard
 from streambroker_operator.kubernetes.auth.token_review import Authenticator, ReviewClient
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
@@ -70,9 +69,7 @@ class Guarded(Api):
         leaping = itertools.count(0.0, 100.0).__next__
         reviews = ReviewClient(self) if remembers else ReviewClient(self, clock=leaping)
         identities = Authenticator(reviews, key_for=self._key_of, account_for=self._account_of)
-        self._guard = ClusterGuard(
-            identities, Authorizer(reviews, self._account_of), lambda *_: self.jobs
-        )
+        self._guard = ClusterGuard(identities, reviews, self._account_of, lambda *_: self.jobs)
 
     def app(self) -> web.Application:
         """Return what serves it."""
@@ -88,7 +85,7 @@ class Guarded(Api):
         app.middlewares.insert(0, seen)
         return app
 
-    def close(self) -> None:
+    def end(self) -> None:
         """End it."""
         self.runtime.publisher.close()
         self._sender.close()
@@ -130,7 +127,7 @@ class Guarded(Api):
         return self.runtime.agent_key(pe, found) if known and found is not None else None
 
     def _account_of(self, namespace: str, job: str) -> str | None:
-        return self.runtime.owner(PeKey(namespace=namespace, job=job, pe=0))
+        return self.runtime.store.owner(PeKey(namespace=namespace, job=job, pe=0))
 
 
 @asynccontextmanager
@@ -153,4 +150,4 @@ async def guarded_broker(
         yield broker
     finally:
         await runner.cleanup()
-        broker.close()
+        broker.end()

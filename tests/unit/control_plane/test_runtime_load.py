@@ -105,6 +105,6 @@ def test_a_filter_is_checked_against_what_the_import_matches_alone(runtime: Runt
     with pytest.raises((FilterError, FilterTypeError)):
         at_once(runtime.put(import_))
 
-    assert runtime.get_stored("Import", import_.key) is None
+    assert runtime.store.get("Import", import_.key) is None
     at_once(runtime.put(export_of("right/p", schema=PRICE)))
     assert at_once(runtime.put(import_)).stored.created

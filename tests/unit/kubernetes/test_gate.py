@@ -9,7 +9,7 @@ import pytest
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import request_signature as signature
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.auth.authorize import Authorizer
+from streambroker_operator.kubernetes.auth.authorize import authorise
 from streambroker_operator.kubernetes.auth.rbac import Verdict
 from streambroker_operator.kubernetes.auth.token_review import Authenticator, ReviewClient
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
@@ -32,15 +32,14 @@ class Bench:
         self.granted = granted
         self.away = False
         self.api = FakeApi(self.answer)
-        reviews = ReviewClient(self.api)
+        self.reviews = ReviewClient(self.api)
         self.account = account
         self.identities = Authenticator(
-            reviews,
+            self.reviews,
             key_for=lambda pe, instance: KEY if (pe, instance) == (AGENT, INSTANCE) else None,
             account_for=self.account_of,
             wall=lambda: 1000.0,
         )
-        self.gate = Authorizer(reviews, self.account_of)
 
     def account_of(self, namespace: str, job: str) -> str | None:
         return self.account
@@ -88,13 +87,15 @@ class Bench:
             self.caller = await self.identities.authenticate(
                 [header], method=method, path=TARGET + more, body=body
             )
-            return await self.gate.authorise(
+            return await authorise(
+                self.reviews,
                 self.caller,
                 method=method,
                 target=TARGET + more,
                 path=path,
                 namespace="jobs",
                 pe=where,
+                bound=None if where is None else self.account,
             )
 
         return run(through())

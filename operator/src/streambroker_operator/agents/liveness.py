@@ -6,7 +6,7 @@ restart of the broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -27,21 +27,16 @@ class ShardAgentInfo:
     away_reason: str | None = None
 
 
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
-
-
 class AgentLiveness:
     """Last registration or report of each agent, by the clock of this process."""
 
-    def __init__(self, now: Callable[[], datetime] = _now) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._last_contact: dict[PeKey, datetime] = {}
         self._shard_agents: dict[PeKey, tuple[ShardAgentInfo, ...]] = {}
 
     def note_contact(self, pe: PeKey) -> None:
         """Record a registration or a report."""
-        self._last_contact[pe] = self._now()
+        self._last_contact[pe] = datetime.now(timezone.utc)
 
     def set_shard_agents(self, pe: PeKey, shard_agents: Sequence[ShardAgentInfo]) -> None:
         """Record the shard agents that an agent reports."""

@@ -18,7 +18,6 @@ from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.cooperative import loop_time
 from streambroker_operator.errors import AddressError, RequestError
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore, read_secret
-from streambroker_operator.kubernetes.auth.authorize import Authorizer
 from streambroker_operator.kubernetes.auth.middleware import ClusterGuard
 from streambroker_operator.kubernetes.auth.token_review import Authenticator, ReviewClient
 from streambroker_operator.kubernetes.client.http_api import HttpApi
@@ -334,7 +333,7 @@ class ClusterBroker:
     def _create_guard(self, reviews: ReviewClient) -> ClusterGuard:
         agents = self.store.registrations.endpoints
         identities = Authenticator(reviews, key_for=self._key_for, account_for=agents.account_for)
-        return ClusterGuard(identities, Authorizer(reviews, agents.account_for), agents.jobs_for)
+        return ClusterGuard(identities, reviews, agents.account_for, agents.jobs_for)
 
     def _instance_for(self, pe: PeKey) -> str:
         registration = self.runtime.board.registration(pe)

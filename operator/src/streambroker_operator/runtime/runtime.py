@@ -54,7 +54,6 @@ from streambroker_operator.storage.backend import (
     applied_event,
     removed_event,
 )
-from streambroker_operator.storage.responses import ResponseStore
 from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
 
 _log = logging.getLogger("streambroker.matching")
@@ -89,7 +88,7 @@ class Runtime:
     All methods are called on one event loop. Writing methods wait only for the backend.
 
     Args:
-        backing: storage of the resources.
+        store: storage of the resources.
         sender: sends hints.
         board: an empty one.
         observer: receives board actions and acknowledged views.
@@ -97,6 +96,7 @@ class Runtime:
         export_reports: published ends of exports; None to use reports to this process.
 
     Attributes:
+        store: the storage, for reading; writes go through the runtime.
         board: reads the board.
         publisher: applies events to the board.
         feed: fills the board, and orders the events of a feed.
@@ -105,14 +105,14 @@ class Runtime:
 
     def __init__(
         self,
-        backing: StorageBackend,
+        store: StorageBackend,
         sender: HintSender,
         board: Board | None = None,
         observer: Observer | None = None,
         hints: Callable[[], bool] = lambda: True,
         export_reports: ExportReports | None = None,
     ) -> None:
-        self._backing = backing
+        self.store = store
         self.sender = sender
         machine = Board() if board is None else board
         self.board = machine.reader
@@ -123,14 +123,14 @@ class Runtime:
         self.change_log = ChangeLog(
             secrets.token_hex(8),
             self.board,
-            backing.get,
+            store.get,
             self.cut_reason,
             self.liveness,
             self.export_reports,
         )
-        self.publisher = Publisher(machine, self.change_log, backing, sender, observer, hints)
-        self.feed = Feed(machine, self.publisher, backing)
-        self.rules = Rules(backing, self.board, self.publisher.publish_write)
+        self.publisher = Publisher(machine, self.change_log, store, sender, observer, hints)
+        self.feed = Feed(machine, self.publisher, store)
+        self.rules = Rules(store, self.board, self.publisher.publish_write)
 
     # ---- reading ---------------------------------------------------------
 
@@ -155,25 +155,7 @@ class Runtime:
 
     def agent_key(self, pe: PeKey, registration: Registration) -> bytes:
         """Return the key of a PE's agent."""
-        return derive_key(self._backing.secret, pe, registration.instance)
-
-    @property
-    def secret(self) -> bytes:
-        """Signing key material of this broker."""
-        return self._backing.secret
-
-    @property
-    def responses(self) -> ResponseStore:
-        """Stored responses for repeated requests."""
-        return self._backing.responses
-
-    def get_stored(self, kind: Kind, key: PortKey) -> StoredResource | None:
-        """Return the resource of a port."""
-        return self._backing.get(kind, key)
-
-    def unordered_resources(self, kind: Kind) -> tuple[StoredResource, ...]:
-        """Return all resources of one kind, in no order."""
-        return self._backing.unordered_resources(kind)
+        return derive_key(self.store.secret, pe, registration.instance)
 
     # ---- writing ---------------------------------------------------------
 
@@ -204,7 +186,7 @@ class Runtime:
         self, kind: Kind, key: PortKey, *, options: WriteOptions = UNCONDITIONAL
     ) -> WriteResult | None:
         """Delete the resource of a port; return None if there is none."""
-        if self._backing.get(kind, key) is None:
+        if self.store.get(kind, key) is None:
             return None
         before = self._routes_at(kind, key)
         (stored,) = await self._write(Proposal(deletes=(Removal(kind, key),)), options=options)
@@ -219,7 +201,7 @@ class Runtime:
             RequestError: see `StorageBackend.release`.
         """
         before = self._routes_at(kind, key)
-        stored = await self._backing.release(kind, key, options=options)
+        stored = await self.store.release(kind, key, options=options)
         self.publisher.publish_write(applied_event(stored))
         return self._write_result(stored, before)
 
@@ -249,23 +231,19 @@ class Runtime:
         touched: Touched | None = None,
         options: WriteOptions = UNCONDITIONAL,
     ) -> list[StoredResource]:
-        stored = await self._backing.write(proposal, touched=touched, options=options)
+        stored = await self.store.write(proposal, touched=touched, options=options)
         puts = len(proposal.puts)
         # If others write too, an unchanged resource may still be new to the board.
-        applied = [one for one in stored[:puts] if one.changed or not self._backing.is_sole_writer]
+        applied = [one for one in stored[:puts] if one.changed or not self.store.is_sole_writer]
         events = *map(applied_event, applied), *map(removed_event, stored[puts:])
         self.publisher.publish_write(*events)
         return stored
-
-    def owner(self, pe: PeKey) -> str | None:
-        """Return the name of the token that a PE's agent is bound to; None if it is unbound."""
-        return self._backing.owner(pe)
 
     async def register(
         self, pe: PeKey, registration: Registration, owner: str | None = None
     ) -> RegistrationReply:
         """Store a PE's agent and its token's name; return the agent's key."""
-        version = await self._backing.register(pe, registration, owner)
+        version = await self.store.register(pe, registration, owner)
         self.liveness.note_contact(pe)
         event = AgentRegistered(pe=pe, registration=registration, version=version)
         self.publisher.publish_agent(event)
@@ -280,7 +258,7 @@ class Runtime:
             raise RequestError(
                 409, "PortsRemain", f"{pe} still has the ports {ports}; delete them first."
             )
-        version = await self._backing.withdraw(pe)
+        version = await self.store.withdraw(pe)
         self.liveness.forget(pe)
         self.export_reports.forget(pe)
         self.rules.apply_report(pe, {})

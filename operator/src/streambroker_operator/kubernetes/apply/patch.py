@@ -139,12 +139,10 @@ def without_removals(edit: Edit, removed: Collection[Path]) -> Edit:
     )
 
 
-def released_spec(document: Document, manager: str = API) -> dict[str, Any]:
-    """Return the spec without the fields that only `manager` owns; shared objects stay."""
-    own = fields_at(own_fields(document, manager), ("spec",)) or {}
-    others = [
-        fields_at(other.fields, ("spec",)) or {} for other in other_managers(document, manager)
-    ]
+def released_spec(document: Document) -> dict[str, Any]:
+    """Return the spec without the fields that only our manager owns; shared objects stay."""
+    own = fields_at(own_fields(document, API), ("spec",)) or {}
+    others = [fields_at(other.fields, ("spec",)) or {} for other in other_managers(document)]
     spec = {name: _copy(value) for name, value in document.get("spec", {}).items()}
     for path in paths(own):
         if all(fields_at(fields, path) is None for fields in others):

@@ -7,7 +7,7 @@ import binascii
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from streambroker_core.board import BoardEvent, BoardReader
@@ -124,14 +124,13 @@ class KubernetesStore:
         board: BoardReader,
         *,
         secret: bytes,
-        clock: Callable[[], float] = time.time,
         rate_limiter: WriteRateLimiter | None = None,
     ) -> None:
         self._objects = objects
         self._board = board
         self.secret = secret
         self._memory = sqlite3.connect(":memory:", isolation_level=None)
-        self.responses = ResponseStore(self._memory, clock)
+        self.responses = ResponseStore(self._memory, time.time)
         self.registrations = Registrations(objects, board, rate_limiter)
         self._writer = SpecWriter(objects)
         self.steering = Steering()

@@ -6,7 +6,6 @@ reviewed callers keep their access. All others get 503.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
 from streambroker_core.model import PeKey
@@ -15,51 +14,37 @@ from streambroker_operator.kubernetes.auth.rbac import Caller, Verdict, judge
 from streambroker_operator.kubernetes.auth.token_review import ReviewClient
 
 
-class Authorizer:
-    """Authorizes requests of authenticated callers.
+async def authorise(
+    reviews: ReviewClient,
+    caller: Caller,
+    *,
+    method: str,
+    target: str,
+    path: str,
+    namespace: str,
+    pe: PeKey | None = None,
+    bound: str | None = None,
+    name: str = "",
+    reading: bool = False,
+) -> Verdict:
+    """Authorize a request of an authenticated caller; return the verdict that allows it.
 
-    Args:
-        account_for: returns the service account that a job (namespace, name) is bound to, or None.
+    `target` is the request target with its query, `path` the router's path with placeholders such
+    as ``{job}``. `namespace` is ``*`` for all; `name` is empty for none or before creation. `bound`
+    is the service account that the job of `pe` is bound to. `reading` means that the request
+    changes nothing, see `ReviewClient.review_token`.
+
+    Raises:
+        RequestError: 403, not allowed; 503, the review failed.
     """
-
-    def __init__(
-        self,
-        reviews: ReviewClient,
-        account_for: Callable[[str, str], str | None],
-    ) -> None:
-        self._reviews = reviews
-        self._account_for = account_for
-
-    async def authorise(
-        self,
-        caller: Caller,
-        *,
-        method: str,
-        target: str,
-        path: str,
-        namespace: str,
-        pe: PeKey | None = None,
-        name: str = "",
-        reading: bool = False,
-    ) -> Verdict:
-        """Authorize a request; return the verdict that allows it.
-
-        `target` is the request target with its query, `path` the router's path with placeholders
-        such as ``{job}``. `namespace` is ``*`` for all; `name` is empty for none or before
-        creation. `reading` means that the request changes nothing, see `ReviewClient.review_token`.
-
-        Raises:
-            RequestError: 403, not allowed; 503, the review failed.
-        """
-        bound = None if pe is None else self._account_for(pe.namespace, pe.job)
-        force = is_forced(target)
-        verdict = judge(caller, method=method, path=path, pe=pe, bound=bound, force=force)
-        if verdict.allowed:
-            return verdict
-        if not verdict.requests:
-            raise RequestError(403, "NotYours", verdict.reason)
-        await self._reviews.check_access(caller, verdict.requests, namespace, name, reading=reading)
-        return Verdict(allowed=True)
+    force = is_forced(target)
+    verdict = judge(caller, method=method, path=path, pe=pe, bound=bound, force=force)
+    if verdict.allowed:
+        return verdict
+    if not verdict.requests:
+        raise RequestError(403, "NotYours", verdict.reason)
+    await reviews.check_access(caller, verdict.requests, namespace, name, reading=reading)
+    return Verdict(allowed=True)
 
 
 def is_forced(target: str) -> bool:

@@ -9,9 +9,9 @@ from aiohttp import web
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import DEFAULT_NAMESPACE, RuleKey, name_of, rule_name_of
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.auth.authorize import Authorizer, is_forced
+from streambroker_operator.kubernetes.auth.authorize import authorise, is_forced
 from streambroker_operator.kubernetes.auth.rbac import Caller, Verdict
-from streambroker_operator.kubernetes.auth.token_review import Authenticator
+from streambroker_operator.kubernetes.auth.token_review import Authenticator, ReviewClient
 from streambroker_operator.rest.guard.authentication import RequestedNamespaces, is_reading
 from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS
 from streambroker_operator.rest.http import requests
@@ -27,17 +27,20 @@ class ClusterGuard:
     """Authenticates and authorizes REST requests.
 
     Args:
+        account_for: returns the service account that a job (namespace, name) is bound to, or None.
         jobs_for: returns the names of a namespace's jobs that are bound to a service account.
     """
 
     def __init__(
         self,
         authenticator: Authenticator,
-        authorizer: Authorizer,
+        reviews: ReviewClient,
+        account_for: Callable[[str, str], str | None],
         jobs_for: Callable[[str, str], Iterable[str]],
     ) -> None:
         self._authenticator = authenticator
-        self._authorizer = authorizer
+        self._reviews = reviews
+        self._account_for = account_for
         self._jobs_for = jobs_for
 
     async def identify(self, request: web.Request) -> str:
@@ -112,13 +115,15 @@ class ClusterGuard:
         path = requests.route_path(request)
         pe = requests.parse_pe(request) if "job" in request.match_info else None
         try:
-            verdict = await self._authorizer.authorise(
+            verdict = await authorise(
+                self._reviews,
                 caller,
                 method=request.method,
                 target=request.raw_path,
                 path=path,
                 namespace=namespace,
                 pe=pe,
+                bound=None if pe is None else self._account_for(pe.namespace, pe.job),
                 name=_resource_name(request, path),
                 reading=is_reading(request),
             )
@@ -163,7 +168,7 @@ def _resource_name(request: web.Request, path: str) -> str:
     if kind is None:
         return ""
     try:
-        stored = request.app[requests.RUNTIME].get_stored(kind, requests.parse_port(request))
+        stored = request.app[requests.RUNTIME].store.get(kind, requests.parse_port(request))
     except ManifestError:
         stored = None  # invalid port name; the handler will report it
     return "" if stored is None else name_of(stored.resource)

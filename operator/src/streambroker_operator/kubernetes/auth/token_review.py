@@ -31,8 +31,8 @@ from streambroker_operator.kubernetes.auth.rbac import (
 )
 from streambroker_operator.kubernetes.client.http_api import (
     Answer,
-    Api,
     ApiUnreachableError,
+    HttpApi,
     object_at,
 )
 
@@ -108,22 +108,16 @@ class TtlCache(Generic[K, V]):
 
 
 class ReviewClient:
-    """Client for token and access reviews of the API server.
-
-    Args:
-        audience: required audience of tokens.
-    """
+    """Client for token and access reviews of the API server."""
 
     def __init__(
         self,
-        api: Api,
+        api: HttpApi,
         *,
-        audience: str = AUDIENCE,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._api = api
-        self._audience = audience
         self._wall = wall
         self._callers: TtlCache[bytes, Caller | None] = TtlCache(clock)
         self._grants: TtlCache[tuple[Hashable, ...], bool] = TtlCache(clock)
@@ -149,7 +143,7 @@ class ReviewClient:
         """
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         caller = None
-        if is_reviewable(token, self._audience, self._wall()):
+        if is_reviewable(token, AUDIENCE, self._wall()):
             # The limit on guesses applies only to tokens that were not accepted before.
             before_call = on_unknown if self._callers.get_stale(digest) is None else None
             review = self._callers.get(digest, lambda: self._review(token, before_call))
@@ -159,8 +153,8 @@ class ReviewClient:
                 401,
                 "TokenWrong",
                 "The cluster does not know this token, or it was not made for the audience"
-                f" {self._audience}: mount a projected token with that audience, or use"
-                f" `kubectl create token <account> --audience {self._audience}`.",
+                f" {AUDIENCE}: mount a projected token with that audience, or use"
+                f" `kubectl create token <account> --audience {AUDIENCE}`.",
                 headers={
                     "WWW-Authenticate": _REALM["WWW-Authenticate"] + ', error="invalid_token"'
                 },
@@ -234,10 +228,10 @@ class ReviewClient:
             "authentication.k8s.io/v1",
             "TokenReview",
             "tokenreviews",
-            {"token": token, "audiences": [self._audience]},
+            {"token": token, "audiences": [AUDIENCE]},
             before_call,
         )
-        caller = read_review(body, self._audience)
+        caller = read_review(body, AUDIENCE)
         self.counts["token", "denied" if caller is None else "allowed"] += 1
         if caller is None:
             return FAILURE_TTL_S, None

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
@@ -56,27 +56,6 @@ def object_at(value: object, *path: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-class Api(Protocol):
-    """Makes one call without retries."""
-
-    async def call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        query: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-        timeout_s: float = 10.0,
-    ) -> Answer:
-        """Return the response, including errors.
-
-        Raises:
-            ApiUnreachableError: there was no response.
-        """
-        ...
-
-
 class HttpApi:
     """Calls over HTTP."""
 
@@ -97,7 +76,11 @@ class HttpApi:
         content_type: str = "application/json",
         timeout_s: float = 10.0,
     ) -> Answer:
-        """Return the response, including errors, as `Api.call` specifies."""
+        """Make one call without retries; return the response, including errors.
+
+        Raises:
+            ApiUnreachableError: no response, or none in time.
+        """
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = content_type

@@ -93,8 +93,8 @@ def in_pod(environ: Mapping[str, str], directory: Path = SERVICE_ACCOUNT_DIR) ->
     )
 
 
-def from_kubeconfig(path: Path, context: str | None = None) -> Access:
-    """Return the access of a context of a kubeconfig, by default the current one.
+def from_kubeconfig(path: Path) -> Access:
+    """Return the access of the current context of a kubeconfig.
 
     Raises:
         ClusterError: the file is invalid, or its login method is not supported.
@@ -105,8 +105,8 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
         raise ClusterError(f"{path} cannot be read as a kubeconfig: {error}") from error
     if not isinstance(document, dict):
         raise ClusterError(f"{path} is not a kubeconfig.")
-    name = context or document.get("current-context")
-    selected = _find_entry(path, document, "contexts", "context", name)
+    current = document.get("current-context")
+    selected = _find_entry(path, document, "contexts", "context", current)
     cluster = _find_entry(path, document, "clusters", "cluster", selected.get("cluster"))
     user = _find_entry(path, document, "users", "user", selected.get("user"))
     for method in ("auth-provider", "username"):

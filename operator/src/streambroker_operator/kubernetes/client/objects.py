@@ -18,8 +18,8 @@ from streambroker_core.wire.manifests.ports import API_VERSION, OBJECTS
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.client.http_api import (
     Answer,
-    Api,
     ApiUnreachableError,
+    HttpApi,
     object_at,
 )
 from streambroker_operator.kubernetes.client.managed_fields import Document
@@ -95,7 +95,7 @@ class WrittenObject:
 class Objects:
     """Reads and writes single resources and Secrets."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: HttpApi) -> None:
         self._api = api
         self.writes: Counter[tuple[str, str]] = Counter()
         """Count of writes by ``spec`` or ``status`` and by result, as in the metrics."""

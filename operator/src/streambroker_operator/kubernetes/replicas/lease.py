@@ -15,8 +15,8 @@ from typing import Any
 from streambroker_operator.cooperative import loop_time
 from streambroker_operator.kubernetes.client.http_api import (
     Answer,
-    Api,
     ApiUnreachableError,
+    HttpApi,
     micro_time,
     object_at,
 )
@@ -56,7 +56,7 @@ class Lease:
 
     def __init__(
         self,
-        api: Api,
+        api: HttpApi,
         *,
         namespace: str,
         name: str,

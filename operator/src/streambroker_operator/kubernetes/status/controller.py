@@ -16,7 +16,7 @@ from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.reports.rule_status import RuleStatusMap
 from streambroker_operator.cooperative import run_in_turns
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
-from streambroker_operator.kubernetes.client.http_api import Api
+from streambroker_operator.kubernetes.client.http_api import HttpApi
 from streambroker_operator.kubernetes.client.rate_limiter import WriteRateLimiter
 from streambroker_operator.kubernetes.client.watch_client import Body
 from streambroker_operator.kubernetes.replicas.agent_reports import (
@@ -63,7 +63,7 @@ class StatusController:
 
     def __init__(
         self,
-        api: Api,
+        api: HttpApi,
         board: BoardReader,
         store: KubernetesStore,
         *,

@@ -17,7 +17,11 @@ from typing import Any, Literal, TypeAlias
 from streambroker_core.model import AnyKind, PortKey, Resource, kind_of
 from streambroker_core.wire.manifests.ports import API_VERSION
 from streambroker_operator.cooperative import loop_time
-from streambroker_operator.kubernetes.client.http_api import Api, ApiUnreachableError, micro_time
+from streambroker_operator.kubernetes.client.http_api import (
+    ApiUnreachableError,
+    HttpApi,
+    micro_time,
+)
 from streambroker_operator.kubernetes.client.objects import MERGE
 from streambroker_operator.kubernetes.status.writer import StatusWrite
 from streambroker_operator.security.token_buckets import TokenBuckets
@@ -205,11 +209,9 @@ class EventAggregator:
         if self._total_rate.take("", now):
             self._aggregate(note)
             return None
-        name = _event_name(note, self._instance, wall)
-        self._store_series(key, _Series(name=name, count=1, last=now, written=now))
-        return EventWrite(
-            namespace=note.namespace, name=name, body=self._body(note, name, wall), new=True
-        )
+        write = self._new_event(note, wall)
+        self._store_series(key, _Series(name=write.name, count=1, last=now, written=now))
+        return write
 
     def _repeat(
         self, note: EventNote, key: tuple[str, ...], series_so_far: _Series, now: float, wall: float
@@ -245,9 +247,7 @@ class EventAggregator:
                 kinds = f"{note.kind}{'s' if more > 1 else ''}"
                 text = f"{note.text} The same happened to {more} more {kinds} of this namespace."
                 note = replace(note, text=text)
-            name = _event_name(note, self._instance, wall)
-            body = self._body(note, name, wall)
-            writes.append(EventWrite(namespace=note.namespace, name=name, body=body, new=True))
+            writes.append(self._new_event(note, wall))
         return writes
 
     def _is_repeat_allowed(self, uid: str, now: float) -> bool:
@@ -264,8 +264,11 @@ class EventAggregator:
         if len(self._series) > MAX_SERIES:
             self._series.popitem(last=False)
 
-    def _body(self, note: EventNote, name: str, wall: float) -> dict[str, Any]:
-        return {
+    def _new_event(self, note: EventNote, wall: float) -> EventWrite:
+        identity = "\0".join((note.uid, note.reason, note.text, self._instance, str(wall)))
+        suffix = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        name = f"{note.name[:200].rstrip('-.')}.{suffix}"
+        body = {
             "apiVersion": _API,
             "kind": "Event",
             "metadata": {"name": name, "namespace": note.namespace},
@@ -284,22 +287,18 @@ class EventAggregator:
             "reportingController": REPORTER,
             "reportingInstance": self._instance,
         }
+        return EventWrite(namespace=note.namespace, name=name, body=body, new=True)
 
 
 class EventWriter:
     """Writes Events one at a time; failed ones are dropped."""
 
-    def __init__(self, api: Api, instance: str) -> None:
+    def __init__(self, api: HttpApi, instance: str) -> None:
         self._api = api
         self._aggregator = EventAggregator(instance)
         self._waiting: asyncio.Queue[EventWrite] = asyncio.Queue(MAX_WAITING)
         self.writes: Counter[str] = Counter()
         """Writes by result: ``done``, ``refused`` or ``failed``."""
-
-    @property
-    def dropped(self) -> int:
-        """Number of notes dropped by rate limits."""
-        return self._aggregator.dropped
 
     def record(self, note: EventNote, wall: float) -> None:
         """Enqueue a note and return at once; `wall` is in seconds since 1970."""
@@ -353,11 +352,6 @@ class EventWriter:
 
     def _log_failure(self, post: EventWrite, reason: str) -> None:
         _log.debug("Event %s/%s was not written: %s", post.namespace, post.name, reason)
-
-
-def _event_name(note: EventNote, instance: str, wall: float) -> str:
-    identity = "\0".join((note.uid, note.reason, note.text, instance, str(wall)))
-    return f"{note.name[:200].rstrip('-.')}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
 
 def _truncate(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from streambroker_core.model import AnyKind
 from streambroker_core.wire.manifests.ports import API_VERSION
 from streambroker_operator.cooperative import loop_time
-from streambroker_operator.kubernetes.client.http_api import Answer, Api, ApiUnreachableError
+from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError, HttpApi
 from streambroker_operator.kubernetes.client.objects import APPLY, ObjectPath
 from streambroker_operator.kubernetes.client.rate_limiter import WriteRateLimiter
 from streambroker_operator.kubernetes.status.conditions import MANAGER, ConditionTime
@@ -77,7 +77,7 @@ class StatusWriter:
 
     def __init__(
         self,
-        api: Api,
+        api: HttpApi,
         source: StatusSource,
         *,
         leads: Callable[[], bool],

@@ -42,7 +42,9 @@ def with_proven_hint(
         agent.hint,
     )
     proven = (
-        proven_before or is_same_host(host, caller) or _is_proof(runtime.secret, pe, agent, proof)
+        proven_before
+        or is_same_host(host, caller)
+        or _is_proof(runtime.store.secret, pe, agent, proof)
     )
     return agent if proven and is_hint_target(host) else replace(agent, hint=None)
 
@@ -51,7 +53,7 @@ def challenge(runtime: Runtime, pe: PeKey, agent: Registration) -> None:
     """Send a proof to the hint address of an agent; nothing without a hint address."""
     if agent.hint is None:
         return
-    version = hints.PROOF + hint_proof(runtime.secret, pe, agent, _hour())
+    version = hints.PROOF + hint_proof(runtime.store.secret, pe, agent, _hour())
     datagram = hints.encode(runtime.agent_key(pe, agent), str(pe), version, runtime.board.point)
     loop = asyncio.get_running_loop()
     loop.call_later(DELAY_S, runtime.sender.challenge, agent.hint, datagram)

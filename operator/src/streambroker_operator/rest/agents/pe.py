@@ -114,7 +114,7 @@ async def register(request: web.Request) -> web.Response:
     body = with_proven_hint(runtime, pe, requested, request.remote or "", proof)
     check_etag(request, _current_version(request, pe))
     owner = authentication.binding(request, pe, body)
-    same = runtime.board.registration(pe) == body and owner in (None, runtime.owner(pe))
+    same = runtime.board.registration(pe) == body and owner in (None, runtime.store.owner(pe))
     if not same:
         limits = request.app[CALLER_LIMITS]
         limits.check_pe(pe)

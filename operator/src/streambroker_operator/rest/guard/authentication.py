@@ -297,7 +297,7 @@ def check_owner(request: web.Request, pe: PeKey, *, is_registered: bool = False)
 
     `is_registered` means that the request registers the same agent again.
     """
-    tokens, owner = request.app.get(TOKENS), request.app[RUNTIME].owner(pe)
+    tokens, owner = request.app.get(TOKENS), request.app[RUNTIME].store.owner(pe)
     if tokens is None or owner is None:
         return
     if not can_register(

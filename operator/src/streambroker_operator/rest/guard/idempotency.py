@@ -55,7 +55,7 @@ async def replay(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def _run_once(request: web.Request, handler: Handler, key: RequestKey) -> web.StreamResponse:
-    responses = request.app[RUNTIME].responses
+    responses = request.app[RUNTIME].store.responses
     previous = responses.find(key)
     if previous is not None and previous.digest != key.digest:
         raise RequestError(
@@ -88,7 +88,7 @@ def _store_response(request: web.Request, key: RequestKey, response: web.StreamR
     }
     body = response.body if isinstance(response.body, bytes) else b""
     try:
-        request.app[RUNTIME].responses.store(key, response.status, headers, body)
+        request.app[RUNTIME].store.responses.store(key, response.status, headers, body)
     except sqlite3.Error:
         # The change is stored with its id: a repetition can still report that it was made.
         _log.exception("the answer of request %s could not be stored", key.id)
@@ -123,7 +123,7 @@ def _rebuild_response(request: web.Request, previous: StoredResponse) -> web.Res
         changed = request.method == "POST" and previous.version is not None
         return web.Response(status=204) if changed or request.method == "DELETE" else None
     runtime = request.app[RUNTIME]
-    stored = runtime.get_stored(kind, parse_port(request))
+    stored = runtime.store.get(kind, parse_port(request))
     deleted = request.method == "DELETE" and route_path(request) == PORTS[kind]
     if stored is None or deleted:
         return web.Response(status=204)

@@ -133,7 +133,7 @@ def require_stored(request: web.Request, kind: Kind) -> StoredResource:
     pe = require_pe(request)
     name = request.match_info["port"]
     try:
-        stored = request.app[RUNTIME].get_stored(kind, parse_port(request))
+        stored = request.app[RUNTIME].store.get(kind, parse_port(request))
     except ManifestError:
         stored = None
     if stored is None:

@@ -151,7 +151,7 @@ class ListCaches:
     def __init__(self, runtime: Runtime) -> None:
         queue = FairQueue(MAX_WAITING)
         self.routes = ListCache(runtime, ROUTES_SOURCE, queue)
-        self.snapshots = Snapshots(runtime.change_log.session, runtime.secret)
+        self.snapshots = Snapshots(runtime.change_log.session, runtime.store.secret)
         self._by_name: dict[str, ListCache[Any]] = {
             "exports": ListCache(runtime, _ports_source("Export"), queue),
             "imports": ListCache(runtime, _ports_source("Import"), queue),
@@ -175,7 +175,7 @@ def _prepare_routes(runtime: Runtime) -> Callable[[], tuple[Route, ...]]:
 
 
 def _prepare_ports(kind: Kind, runtime: Runtime) -> Callable[[], tuple[ListedPort, ...]]:
-    return partial(build_ports, runtime.unordered_resources(kind), runtime.board.statuses())
+    return partial(build_ports, runtime.store.unordered_resources(kind), runtime.board.statuses())
 
 
 def _ports_source(kind: Kind) -> ListSource[ListedPort]:

@@ -54,7 +54,7 @@ async def apply(request: web.Request) -> web.Response:
         limits.charge(request, max(changes, 1))
         puts = [(kind_of(one), one.key) for one in proposed.proposal.puts]
         limits.check_ports(
-            runtime.board, (port for port in puts if runtime.get_stored(*port) is None)
+            runtime.board, (port for port in puts if runtime.store.get(*port) is None)
         )
         applied = await runtime.apply(
             proposed.proposal,

@@ -55,7 +55,7 @@ async def put(request: web.Request, *, kind: Kind) -> web.Response:
     key = parse_port(request)
     resource = _read(kind, body, key)
     runtime = request.app[RUNTIME]
-    stored = runtime.get_stored(kind, key)
+    stored = runtime.store.get(kind, key)
     check_match(request, None if stored is None else stored.resource)
     if stored is None:
         request.app[CALLER_LIMITS].check_ports(runtime.board, [(kind, key)])
