@@ -13,7 +13,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from streambroker_core.errors import ManifestError
@@ -95,11 +95,7 @@ def read_exchange(body: object) -> bytes | None:
 
 def encode(registration: Registration) -> dict[str, Any]:
     """Return the registration as JSON-like data."""
-    return {
-        "instance": registration.instance,
-        "location": registration.location,
-        "hint": registration.hint,
-    }
+    return asdict(registration)
 
 
 def decode(body: object) -> Registration:

@@ -7,7 +7,7 @@ that users write.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -404,9 +404,8 @@ def _read_ports(fields: Fields, read: Callable[[Fields], _T]) -> dict[str, _T]:
     return {name: read(fields.child(name)) for name in fields.names()}
 
 
-def _iter_entries(fields: Fields, key: str) -> Iterable[Fields]:
-    for index, item in enumerate(fields.items(key, max_items=_ROUTES)):
-        yield Fields(item, f"{fields.path_to(key)}[{index}]")
+def _read_list(fields: Fields, key: str, read: Callable[[Fields], _T]) -> tuple[_T, ...]:
+    return tuple(map(read, fields.entries(key, max_items=_ROUTES)))
 
 
 def _read_port_key(fields: Fields, key: str) -> PortKey:
@@ -460,7 +459,7 @@ def _read_export(fields: Fields) -> ExportPort:
         congestion_policy=fields.word("congestionPolicy", POLICIES, "wait"),
         buffer=_read_buffer(fields.child("buffer")),
         schema=_read_schema(fields),
-        routes=tuple(_read_export_route(item) for item in _iter_entries(fields, "routes")),
+        routes=_read_list(fields, "routes", _read_export_route),
         revoked=_read_texts(fields, "revoked"),
     )
 
@@ -486,13 +485,13 @@ def _read_import(fields: Fields) -> ImportPort:
         uid=fields.text("uid", ""),
         generation=fields.integer("generation", 1, low=0, high=_LARGEST),
         subscription=fields.optional_text("subscription", longest=_TEXT),
-        streams=tuple(_read_stream(item) for item in _iter_entries(fields, "streams")),
+        streams=_read_list(fields, "streams", _read_stream),
         filter=fields.optional_text("filter", longest=_TEXT),
         start=fields.word("start", STARTS, "latest"),
         on_congestion=fields.word("onCongestion", CONGESTIONS, "inherit"),
         schema=_read_schema(fields),
-        routes=tuple(_read_import_route(item) for item in _iter_entries(fields, "routes")),
-        refused=tuple(_read_refused(item) for item in _iter_entries(fields, "refused")),
+        routes=_read_list(fields, "routes", _read_import_route),
+        refused=_read_list(fields, "refused", _read_refused),
     )
 
 
