@@ -64,8 +64,7 @@ class LogCorrupt(LogError):
         self.reason = reason
         super().__init__(
             f"{path}: damaged at offset {offset} ({reason}): restore this file from a copy, or"
-            f" move "
-            "the log's directory away so that the export opens a successor stream"
+            " move the log's directory away so that the export opens a successor stream"
         )
 
 
@@ -77,11 +76,9 @@ class LogVersionUnknown(LogError):
     def __init__(self, path: Path, *, version: int, supported: int) -> None:
         self.path = path
         self.version = version
-        self.supported = supported
         super().__init__(
             f"{path}: log format version {version}, this release reads up to {supported}: start"
-            f" the "
-            "release that wrote it, or a newer one; nothing was changed"
+            " the release that wrote it, or a newer one; nothing was changed"
         )
 
 
