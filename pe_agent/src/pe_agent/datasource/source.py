@@ -40,7 +40,7 @@ from pe_agent.datasource.packer import (
     ImportPacker,
     link_control_slices,
 )
-from pe_agent.datasource.pinned_rules import open_rules_file
+from pe_agent.datasource.pinned_rules import PinnedRulesFile
 from pe_agent.datasource.reader_calls import HEADS_WAIT, ReaderCalls
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.slice_info import describe_planned
@@ -149,7 +149,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._trust = options.trust()
         self._reads_to_end = False
         self._may_wait = False
-        self._rules_file = None if packing is None else open_rules_file(packing.rules)
+        rules = None if packing is None else packing.rules
+        self._rules_file = None if rules is None else PinnedRulesFile(rules)
         self._calls = ReaderCalls(self._client, options, self._columns, self._rules_file)
         self._prefetcher = Prefetcher(self._prefetch)
         self._is_away_logged = False
@@ -341,8 +342,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         why = (
             f"import {self._options.port} cannot read its planned epochs for"
             f" {self._options.reconnect:.0f} s: {error} It still has to read {epochs_text}."
-            f" Nothing was"
-            " skipped; start the query again when"
+            " Nothing was skipped; start the query again when"
         )
         if error.code == "PlanRefused":
             return AgentRefusedError(error.code, f"{why} the exporter's agent sends them.")
