@@ -72,19 +72,10 @@ class StreambrokerDataSource(DataSource):
     (bytes, default 256 MiB or one epoch), ``reconnect`` (seconds, default 60), ``source``,
     ``failOnDataLoss`` (default true), ``stopAtEnd``, ``agentCa`` (a file) and ``agentPlain``.
 
-    With ``control`` an import returns packed rows for an operator:
-
-    - ``columns``: DDL; default those of the first match
-    - ``input``: name of the operator's input, default ``in``
-    - ``buckets``: default 64
-    - ``key``: columns, with types if they are to be cast
-    - ``broadcast``, ``nulls``, ``eventTime`` (a column)
-    - ``rank``: position of this frame among those of the input
-    - ``mergeable``: types of tuples
-    - ``controlLog``: this source of the query carries the agent's control log
-    - ``apart``: packed rows are unpacked again
-    - ``rulesFile``: control file whose rules the source carries; it reads only rows that these
-      rules have to see
+    With ``control`` an import returns packed rows for an operator; `Packing` has the options for
+    it: ``columns`` (default those of the first match), ``input``, ``buckets``, ``key``,
+    ``broadcast``, ``nulls``, ``eventTime``, ``rank``, ``mergeable``, ``controlLog`` (its ``log``),
+    ``apart`` (its ``unpacks_rows``) and ``rulesFile`` (its ``rules``).
     """
 
     @classmethod

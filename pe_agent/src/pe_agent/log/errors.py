@@ -1,18 +1,5 @@
 # ruff: noqa: N818 - these names are states of the log and equal the codes that status shows
-"""Errors of a stream's log, with their causes.
-
-::
-
-    StreambrokerError
-    └── LogError                 code LogError
-        ├── LogFull              the disk, a quota or a size limit: make room and continue
-        ├── LogFailed            a write or an fsync failed: reopen elsewhere
-        ├── LogCorrupt           frames that were safe on disk are damaged
-        ├── LogVersionUnknown    written by a newer release
-        ├── LogClosed            used after close()
-        ├── AddressGone          the frame was dropped, or cut by recovery
-        └── FrameTooLarge        the caller's frame is beyond the format's limits
-"""
+"""Errors of a stream's log, with their causes."""
 
 from pathlib import Path
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import key_exchange
-from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.canonical import canonical, without_none
 from streambroker_core.wire.encoding.fields import Fields
 
 POLL_S = 30
@@ -78,8 +78,8 @@ def encode_request(
     registration: Registration, exchange: Exchange, proof: str | None = None
 ) -> dict[str, Any]:
     """Return the body of a registration request."""
-    proof_member = {} if proof is None else {"proof": proof}
-    return {**encode(registration), "exchange": exchange.public.hex(), **proof_member}
+    exchanged = without_none(exchange=exchange.public.hex(), proof=proof)
+    return {**encode(registration), **exchanged}
 
 
 def read_proof(body: object) -> str | None:

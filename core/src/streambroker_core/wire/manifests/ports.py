@@ -39,7 +39,7 @@ from streambroker_core.model import (
 from streambroker_core.model.properties import normalise, oversized
 from streambroker_core.model.schema import Schema, from_items, to_items
 from streambroker_core.wire.broker.view import CONGESTIONS, POLICIES, STARTS
-from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.canonical import canonical, without_none
 from streambroker_core.wire.encoding.fields import Fields, json_type
 from streambroker_core.wire.encoding.quantity import (
     format_duration,
@@ -446,9 +446,9 @@ def write_spec(resource: Resource) -> dict[str, Any]:
         "job": key.job,
         "pe": key.pe,
         "port": key.port,
-        "application": _without_none(name=application.name, scope=application.scope),
+        "application": without_none(name=application.name, scope=application.scope),
         **kind,
-        **_without_none(schema=None if resource.schema is None else to_items(resource.schema)),
+        **without_none(schema=None if resource.schema is None else to_items(resource.schema)),
     }
 
 
@@ -466,7 +466,7 @@ def _write_export(export: Export) -> dict[str, Any]:
             "maxBytes": format_size(buffer.max_bytes),
             **{key: format_duration(n) for key, n in durations.items() if n is not None},
         },
-        **_without_none(
+        **without_none(
             streamId=export.stream_id,
             properties=None if export.properties is None else dict(export.properties),
             allowedNamespaces=list(export.allowed_namespaces) or None,
@@ -475,16 +475,12 @@ def _write_export(export: Export) -> dict[str, Any]:
     }
 
 
-def _without_none(**members: object) -> dict[str, Any]:
-    return {key: value for key, value in members.items() if value is not None}
-
-
 def _write_import(import_: Import) -> dict[str, Any]:
     return {
         "applicationScope": import_.application_scope,
         "onCongestion": import_.on_congestion,
         "start": import_.start,
-        **_without_none(
+        **without_none(
             subscription=import_.subscription,
             streams=write_streams(import_.streams) or None,
             filter=import_.filter,
