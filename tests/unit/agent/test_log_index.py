@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from pe_agent.log import frames, index, segments
-from pe_agent.log.commit import Committer
 from pe_agent.log.errors import LogCorrupt
 from pe_agent.log.frames import Kind
-from pe_agent.log.log import StreamLog
 from pe_agent.log.recovery import Recovery
 from pe_agent.log.segments import HEADER_BYTES
 from support.agents.logs import body, contents, fill, flip, frames_of, opened
@@ -221,11 +219,6 @@ def test_damage_that_the_index_hides_is_met_by_reads_and_by_verifying(three: Pat
         log.drop(lambda number: number != 1)
         assert not log.damaged
         assert not list(log.verify(1))
-    committer = Committer(threads=1)
-    flip(three / SECOND, HEADER_BYTES + at)
-    with pytest.raises(LogCorrupt):
-        StreamLog.open(three, committer=committer, verify="all")
-    committer.close()
 
 
 def test_only_frames_that_are_safe_are_indexed(

@@ -12,11 +12,9 @@ from pe_agent.log.commit import Committer
 from pe_agent.log.errors import AddressGone
 from pe_agent.log.frames import Address, Kind
 from pe_agent.log.log import StreamLog
-from pe_agent.log.recovery import Verify
 from support.agents.logs import frames_of, size_of
 
 SEGMENT_BYTES = 700
-verifies = st.sampled_from(("tail", "all"))
 kinds = st.sampled_from(Kind)
 metas = st.binary(max_size=20)
 payloads = st.one_of(
@@ -44,13 +42,12 @@ class LogMachine(RuleBasedStateMachine):
     def directory(self) -> Path:
         return self.place / str(self.number)
 
-    def open(self, verify: Verify = "tail") -> StreamLog:
+    def open(self) -> StreamLog:
         log = StreamLog.open(
             self.directory,
             segment_bytes=SEGMENT_BYTES,
             committer=self.committer,
             flush_bytes=1000,
-            verify=verify,
         )
         assert list(log.recovered_frames(set(Kind))) == list(frames_of(log))
         return log
@@ -89,10 +86,10 @@ class LogMachine(RuleBasedStateMachine):
             for address in gone:
                 del self.model[address]
 
-    @rule(verify=verifies)
-    def reopen(self, verify: Verify) -> None:
+    @rule()
+    def reopen(self) -> None:
         self.log.close()
-        self.log = self.open(verify)
+        self.log = self.open()
         self.nothing_was_cut()
 
     @rule(position=st.integers(0, 5), damage=st.sampled_from(("gone", "torn")))
@@ -105,13 +102,13 @@ class LogMachine(RuleBasedStateMachine):
         self.log = self.open()
         self.nothing_was_cut()
 
-    @rule(verify=verifies)
-    def crash(self, verify: Verify) -> None:
+    @rule()
+    def crash(self) -> None:
         before, old = self.directory, self.log
         self.number += 1
         shutil.copytree(before, self.directory)
         old.close()
-        self.log = self.open(verify)
+        self.log = self.open()
         self.nothing_was_cut()
 
     @rule(junk=st.binary(min_size=1, max_size=100).filter(lambda junk: bool(junk.strip(b"\0"))))

@@ -309,15 +309,11 @@ def test_a_blank_frame_in_the_middle_is_refused(three: Path) -> None:
 
 def test_a_damaged_payload_in_an_older_segment_is_found_on_demand(three: Path) -> None:
     flip(three / FIRST, HEADER_BYTES + frame_bytes() - 1)
-    committer = Committer()
 
     with opened(three) as log:
         address = next(frames_of(log))[0]
-        with pytest.raises(LogCorrupt):
+        with pytest.raises(LogCorrupt, match="payload"):
             log.read(address)
-    with pytest.raises(LogCorrupt, match="payload"):
-        StreamLog.open(three, committer=committer, verify="all")
-    committer.close()
 
 
 def test_a_frame_in_the_place_of_another_is_refused(stopped: Path) -> None:

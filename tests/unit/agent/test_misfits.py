@@ -11,6 +11,7 @@ import pytest
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.row_filter import schema_mismatch
 from pe_agent.log.commit import Committer
+from pe_agent.log.log import StreamLog
 from support.agents.exports import IMPORT, bench, rows
 
 DDL = "`line` bigint, `price` double"
@@ -20,10 +21,9 @@ DDL = "`line` bigint, `price` double"
 def stream(tmp_path: Path) -> Iterator[ExportStream]:
     """A stream of two columns."""
     committer = Committer()
-    stream = ExportStream.open(
+    stream = ExportStream(
         "s",
-        tmp_path,
-        committer=committer,
+        log=StreamLog.open(tmp_path, committer=committer),
         query="q",
         ddl=DDL,
         schema=pa.schema([("line", pa.int64()), ("price", pa.float64())]),

@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from pe_agent.agent.imports.receive_counts import ReceiveCounts
-from streambroker_core.ledger.offset import Offset, PlannedRange, Position
+from streambroker_core.ledger.offset import Offset, Position
+from streambroker_core.wire.agent_rpc.peer import PlannedRange
 
 FEED = "default/feed/0/trades"
 START = Offset(

@@ -13,6 +13,7 @@ from pe_agent.agent.exports.stream.export_stream import ExportStream, RowsDiffer
 from pe_agent.agent.exports.stream.manifests import Block, Manifest, ManifestVersionError, Stage
 from pe_agent.log.commit import Committer
 from pe_agent.log.frames import Address, Kind
+from pe_agent.log.log import StreamLog
 from support.agents.exports import DDL, SCHEMA, rows
 
 SEGMENT = 4096
@@ -25,15 +26,9 @@ class Bench:
         self.stream = self.open()
 
     def open(self) -> ExportStream:
-        return ExportStream.open(
-            "s",
-            self.directory / "s",
-            committer=self.committer,
-            query="q",
-            ddl=DDL,
-            schema=SCHEMA,
-            segment_bytes=SEGMENT,
-        )
+        directory = self.directory / "s"
+        log = StreamLog.open(directory, committer=self.committer, segment_bytes=SEGMENT)
+        return ExportStream("s", log=log, query="q", ddl=DDL, schema=SCHEMA, segment_bytes=SEGMENT)
 
     def reopen(self) -> ExportStream:
         self.stream.log.close()

@@ -6,8 +6,8 @@ from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.control.tuples.window_bounds import ControlHead
 from streambroker_core.ledger.epochs import Epoch
 from streambroker_core.ledger.ledger import Ledger
-from streambroker_core.ledger.offset import PlannedRange
 from streambroker_core.ledger.plan import Plan
+from streambroker_core.wire.agent_rpc.peer import PlannedRange
 from support.core.ledgers import QUERY, ask, ledger, put
 
 NONE = frozenset[str]()

@@ -9,7 +9,7 @@ import pytest
 from streambroker_core.ledger.epochs import Epoch
 from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.losses import DataLossError
-from streambroker_core.ledger.offset import PlannedRange
+from streambroker_core.wire.agent_rpc.peer import PlannedRange
 from support.core.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
 
 

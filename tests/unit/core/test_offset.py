@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from streambroker_core.ledger.offset import (
     Offset,
     OffsetError,
-    PlannedRange,
     Position,
     advance,
     cut_slices,
@@ -23,6 +22,7 @@ from streambroker_core.ledger.offset import (
     ranges,
     without_exports,
 )
+from streambroker_core.wire.agent_rpc.peer import PlannedRange
 
 FULL = Offset(
     reader="r",

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from streambroker_core.errors import ManifestError
 from streambroker_core.wire.broker.ended_exports import (
     MAX_LENGTH,
-    NONE_ENDED,
     EndedExports,
     decode,
     encode,
@@ -53,8 +52,8 @@ def test_of_one_that_is_not_among_few_it_is_said_that_it_goes_on() -> None:
 
 @pytest.mark.parametrize("text", ["", " "])
 def test_nothing_has_ended_where_nothing_is_named(text: str) -> None:
-    assert decode(text) == NONE_ENDED
-    assert encode(NONE_ENDED) == ""
+    assert decode(text) == EndedExports()
+    assert encode(EndedExports()) == ""
 
 
 @pytest.mark.parametrize("text", ["a b", "1st", "trades,", "*,trades", "trades;q=1", "x" * 64])

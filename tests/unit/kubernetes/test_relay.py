@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from streambroker_core.model import PeKey
-from streambroker_core.wire.broker.ended_exports import NONE_ENDED, EndedExports, make_ended_exports
+from streambroker_core.wire.broker.ended_exports import EndedExports, make_ended_exports
 from streambroker_core.wire.reports.rule_status import RuleStatus
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.replicas import report_relay as relay
@@ -54,7 +54,7 @@ def test_a_replica_is_heard() -> None:
     assert read(reported()) == [(FEED, ViewReport("v1", ago_s=0.5, instance="first"))]
     assert read(with_ends(ended)) == [
         (FEED, EndsReport(some, ago_s=0.25, instance="first")),
-        (ALERTS, EndsReport(NONE_ENDED, ago_s=0.5, instance="second")),
+        (ALERTS, EndsReport(EndedExports(), ago_s=0.5, instance="second")),
     ]
 
 
@@ -140,7 +140,7 @@ async def test_the_last_word_of_an_agent_is_reported_beside_the_view_that_it_run
     leader, ended = Leader(), EndedExports(ports=frozenset({"trades"}))
     async with relay_to(leader) as (one, session):
         one.note(FEED, ViewReport("v1", ago_s=0.5))
-        one.note(FEED, EndsReport(NONE_ENDED))
+        one.note(FEED, EndsReport(EndedExports()))
         one.note(FEED, EndsReport(ended))
         await one._send(session)
 

@@ -20,7 +20,7 @@ from streambroker_core.board import (
     Unreadable,
 )
 from streambroker_core.model import Export, Import
-from streambroker_core.wire.broker.ended_exports import NONE_ENDED, EndedExports
+from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
@@ -511,7 +511,7 @@ def test_an_end_that_somebody_removes_is_written_again() -> None:
 
 def test_ends_of_a_pe_that_has_no_view_are_no_fault() -> None:
     bench = running()
-    bench.statuses.on_report(pe("nobody"), EndsReport(NONE_ENDED))
+    bench.statuses.on_report(pe("nobody"), EndsReport(EndedExports()))
 
     assert bench.ended() == []
 

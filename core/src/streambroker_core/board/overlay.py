@@ -32,16 +32,12 @@ class BoardOverlay:
         old = self.get(kind, resource.uid)
         if old is None and resource.uid in self.changed[kind]:
             return
-        if old is None:
-            self._remove_name_holder(kind, resource)
+        known = self.resource_by_name(resource) if old is None else None
+        if known is not None:
+            self.remove(kind, known.uid)
         self._record_change(kind, resource.uid, old, resource)
         if resource.name:
             self._names[(kind, resource.key.namespace, resource.name)] = resource.uid
-
-    def _remove_name_holder(self, kind: Kind, resource: Resource) -> None:
-        known = self.resource_by_name(resource)
-        if known is not None:
-            self.remove(kind, known.uid)
 
     def resource_by_name(self, resource: Resource) -> Resource | None:
         """Return the resource with the same kind, namespace and name; None if it has no name."""

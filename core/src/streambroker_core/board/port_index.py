@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from streambroker_core.board.name_ownership import NameOwnership
 from streambroker_core.board.resource_cache import ResourceCache
@@ -66,12 +66,8 @@ NO_PEERS = PeerSet({}, [])
 """Shared empty set; must not be changed."""
 
 
-class PairChange(NamedTuple):
-    """Outcome with a peer before and after; None if there is none."""
-
-    peer: str
-    old: MatchResult | None
-    new: MatchResult | None
+PairChange: TypeAlias = "tuple[str, MatchResult | None, MatchResult | None]"
+"""A peer, and the outcome with it before and after; None if there is none."""
 
 
 class PortIndex(Generic[R]):
@@ -100,7 +96,7 @@ class PortIndex(Generic[R]):
         for peer, outcome in outcomes.items():
             other.add_outcome(peer, port_order, outcome)
         return [
-            PairChange(peer, old.outcomes.get(peer), outcomes.get(peer))
+            (peer, old.outcomes.get(peer), outcomes.get(peer))
             for peer in old.outcomes.keys() | outcomes.keys()
         ]
 

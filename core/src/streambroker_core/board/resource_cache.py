@@ -276,9 +276,7 @@ class ResourceCache(Generic[R]):
     def get(self, uid: str) -> R | None:
         """Return a resource, or None."""
         cached = self._by_uid.get(uid)
-        if cached is None or isinstance(cached.entry, Unreadable):
-            return None
-        return cached.entry
+        return None if cached is None else cached.resource
 
     def unreadable(self, uid: str) -> Unreadable | None:
         """Return an unreadable resource, or None."""

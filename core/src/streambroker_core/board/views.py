@@ -35,8 +35,6 @@ from streambroker_core.wire.broker.view_rules import ViewRules
 
 R = TypeVar("R", Export, Import)
 
-NO_HELD_IMPORTS: Mapping[str, str] = {}
-"""Default for `held`, the namespaces of held Imports by uid."""
 MAX_PEERS = 10
 """Maximum number of connected ports in a status."""
 _MAX_PROBLEM_LENGTH = 800
@@ -48,10 +46,13 @@ def build_view(
     exports: PortIndex[Export],
     imports: PortIndex[Import],
     registration: Callable[[PeKey], Registration | None],
-    rules: ViewRules | None = None,
-    held: Mapping[str, str] = NO_HELD_IMPORTS,
+    rules: ViewRules | None,
+    held: Mapping[str, str],
 ) -> View:
-    """Return a PE's view without version, point and capabilities."""
+    """Return a PE's view without version, point and capabilities.
+
+    ``held`` are the namespaces of held Imports by uid.
+    """
     view = _build_ports(pe, exports, imports, rules, held)
     return replace(
         view,
@@ -73,8 +74,8 @@ def compute_view_version(
     exports: PortIndex[Export],
     imports: PortIndex[Import],
     digests: RouteDigests,
-    rules: ViewRules | None = None,
-    held: Mapping[str, str] = NO_HELD_IMPORTS,
+    rules: ViewRules | None,
+    held: Mapping[str, str],
 ) -> str:
     """Return the version of a PE's view from the route digests, without iterating over routes."""
     view = _build_ports(pe, exports, imports, rules, held)

@@ -17,11 +17,12 @@ rules are those up to ``next``. So rows are never read under an older set than t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.agent_rpc.peer import PlannedRange
 
 VERSION = 2
 VERSION_WITHOUT_RULES = 1
@@ -163,31 +164,10 @@ def _rules(data: Mapping[str, Any]) -> PinnedRules:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRange:
-    """Pinned epochs ``[from_, next)`` of one stream.
-
-    Attributes:
-        dropped: epochs and rows dropped by agreement between the reader's position and ``from_``.
-        duplicates: epochs and rows right before ``from_`` that the reader has already read from a
-            lost log.
-        lost: unexpected loss between the reader's position and ``from_``.
-        has_gap: ``from_`` is past the reader's position.
-    """
-
-    stream: str
-    from_: int
-    next: int
-    dropped: tuple[int, int] = (0, 0)
-    duplicates: tuple[int, int] = (0, 0)
-    lost: Loss = (0, 0)
-    has_gap: bool = False
-
-
 def advance(
     start: Offset,
     export: str,
-    planned: list[PlannedRange],
+    planned: Sequence[PlannedRange],
     last: tuple[str, int] | None,
 ) -> Offset:
     """Return ``start`` with the plan of one export applied; the export then counts as opened.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
-from streambroker_core.ledger.offset import PlannedRange
+from streambroker_core.wire.agent_rpc.peer import PlannedRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

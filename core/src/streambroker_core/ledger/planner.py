@@ -18,11 +18,12 @@ from streambroker_core.ledger.losses import (
     find_missing,
     skipped_error,
 )
-from streambroker_core.ledger.offset import PlannedRange, sum_losses
+from streambroker_core.ledger.offset import sum_losses
 from streambroker_core.ledger.plan import Plan, PlanRequest
 from streambroker_core.ledger.plan_budget import PlanBudget, is_republished
 from streambroker_core.ledger.retention import Claims, Cursor, Reader, Retention
 from streambroker_core.ledger.routes import NotRoutedError, Routes
+from streambroker_core.wire.agent_rpc.peer import PlannedRange
 
 MAX_READERS = 1_000
 MAX_INCARNATIONS = 8

@@ -26,7 +26,7 @@ from pe_agent.agent.reports import prometheus as metrics
 from pe_agent.agent.reports.log_file import ProcessLog
 from pe_agent.agent.reports.prometheus import MetricsServer
 from pe_agent.agent.server.flight_service import AgentService
-from pe_agent.agent.server.listener import CertificateChain, Listener
+from pe_agent.agent.server.listener import Listener
 from pe_agent.agent.state.recovery_progress import RecoveryProgress
 from pe_agent.log.atomic_file import replace_file
 from pe_agent.transport import agent_client as client
@@ -186,7 +186,10 @@ class AgentServer:
         self._lock = _lock_home(chosen.home)
         self._process_log = ProcessLog(chosen.home)
         listener = Listener(
-            chosen.host, self._create_service, chosen.certificate, trust if required else None
+            chosen.host,
+            lambda location, chain: AgentService(location, self.agent, self.token, chain),
+            chosen.certificate,
+            trust if required else None,
         )
         if trust.demands_tls() and chosen.certificate is None:
             raise TrustError(
@@ -223,9 +226,6 @@ class AgentServer:
         self._write_address()
         progress.end()
         self._stop = threading.Event()
-
-    def _create_service(self, location: str, chain: CertificateChain | None) -> AgentService:
-        return AgentService(location, self.agent, self.token, chain)
 
     def _listen(self, listener: Listener) -> None:
         chosen = self.settings

@@ -17,11 +17,6 @@ from pe_agent.log.line_tail import Lines
 from streambroker_core.wire.agent_rpc.reader import RulesPosition
 
 
-def open_rules_file(path: str | None) -> PinnedRulesFile | None:
-    """Return the reader of an import's rules; None if it carries none."""
-    return None if path is None else PinnedRulesFile(path)
-
-
 class PinnedRulesFile:
     """A control file with rules, as read by one reader of an import."""
 

@@ -40,7 +40,7 @@ from pe_agent.datasource.packer import (
     ImportPacker,
     link_control_slices,
 )
-from pe_agent.datasource.pinned_rules import open_rules_file
+from pe_agent.datasource.pinned_rules import PinnedRulesFile
 from pe_agent.datasource.reader_calls import HEADS_WAIT, ReaderCalls
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.slice_info import describe_planned
@@ -72,19 +72,10 @@ class StreambrokerDataSource(DataSource):
     (bytes, default 256 MiB or one epoch), ``reconnect`` (seconds, default 60), ``source``,
     ``failOnDataLoss`` (default true), ``stopAtEnd``, ``agentCa`` (a file) and ``agentPlain``.
 
-    With ``control`` an import returns packed rows for an operator:
-
-    - ``columns``: DDL; default those of the first match
-    - ``input``: name of the operator's input, default ``in``
-    - ``buckets``: default 64
-    - ``key``: columns, with types if they are to be cast
-    - ``broadcast``, ``nulls``, ``eventTime`` (a column)
-    - ``rank``: position of this frame among those of the input
-    - ``mergeable``: types of tuples
-    - ``controlLog``: this source of the query carries the agent's control log
-    - ``apart``: packed rows are unpacked again
-    - ``rulesFile``: control file whose rules the source carries; it reads only rows that these
-      rules have to see
+    With ``control`` an import returns packed rows for an operator; `Packing` has the options for
+    it: ``columns`` (default those of the first match), ``input``, ``buckets``, ``key``,
+    ``broadcast``, ``nulls``, ``eventTime``, ``rank``, ``mergeable``, ``controlLog`` (its ``log``),
+    ``apart`` (its ``unpacks_rows``) and ``rulesFile`` (its ``rules``).
     """
 
     @classmethod
@@ -149,7 +140,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._trust = options.trust()
         self._reads_to_end = False
         self._may_wait = False
-        self._rules_file = None if packing is None else open_rules_file(packing.rules)
+        rules = None if packing is None else packing.rules
+        self._rules_file = None if rules is None else PinnedRulesFile(rules)
         self._calls = ReaderCalls(self._client, options, self._columns, self._rules_file)
         self._prefetcher = Prefetcher(self._prefetch)
         self._is_away_logged = False
@@ -341,8 +333,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         why = (
             f"import {self._options.port} cannot read its planned epochs for"
             f" {self._options.reconnect:.0f} s: {error} It still has to read {epochs_text}."
-            f" Nothing was"
-            " skipped; start the query again when"
+            " Nothing was skipped; start the query again when"
         )
         if error.code == "PlanRefused":
             return AgentRefusedError(error.code, f"{why} the exporter's agent sends them.")

@@ -20,10 +20,6 @@ class StageTarget:
     client: AgentClient
     extra_fields: Mapping[str, Any]
 
-    def is_shard_agent(self) -> bool:
-        """Return whether the target is another agent than the export's own."""
-        return bool(self.extra_fields)
-
 
 class StageTargets:
     """The agents that a task tries in turn, its partition's first; ``home`` owns the exports."""
@@ -54,6 +50,5 @@ class StageTargets:
         What prevents one shard agent from staging, such as its disk, may not affect the others.
         """
         self._tried += 1
-        return error.code in RETRYABLE_CODES or (
-            target.is_shard_agent() and self._tried < self._count
-        )
+        others_left = bool(target.extra_fields) and self._tried < self._count
+        return error.code in RETRYABLE_CODES or others_left

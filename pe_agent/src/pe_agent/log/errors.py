@@ -1,18 +1,5 @@
 # ruff: noqa: N818 - these names are states of the log and equal the codes that status shows
-"""Errors of a stream's log, with their causes.
-
-::
-
-    StreambrokerError
-    └── LogError                 code LogError
-        ├── LogFull              the disk, a quota or a size limit: make room and continue
-        ├── LogFailed            a write or an fsync failed: reopen elsewhere
-        ├── LogCorrupt           frames that were safe on disk are damaged
-        ├── LogVersionUnknown    written by a newer release
-        ├── LogClosed            used after close()
-        ├── AddressGone          the frame was dropped, or cut by recovery
-        └── FrameTooLarge        the caller's frame is beyond the format's limits
-"""
+"""Errors of a stream's log, with their causes."""
 
 from pathlib import Path
 
@@ -64,8 +51,7 @@ class LogCorrupt(LogError):
         self.reason = reason
         super().__init__(
             f"{path}: damaged at offset {offset} ({reason}): restore this file from a copy, or"
-            f" move "
-            "the log's directory away so that the export opens a successor stream"
+            " move the log's directory away so that the export opens a successor stream"
         )
 
 
@@ -77,11 +63,9 @@ class LogVersionUnknown(LogError):
     def __init__(self, path: Path, *, version: int, supported: int) -> None:
         self.path = path
         self.version = version
-        self.supported = supported
         super().__init__(
             f"{path}: log format version {version}, this release reads up to {supported}: start"
-            f" the "
-            "release that wrote it, or a newer one; nothing was changed"
+            " the release that wrote it, or a newer one; nothing was changed"
         )
 
 

@@ -23,7 +23,7 @@ from pe_agent.log.commit import Committer
 from pe_agent.log.errors import LogCorrupt, LogFailed
 from pe_agent.log.frames import Address, Kind, Payload
 from pe_agent.log.log_writer import LogState, LogWriter
-from pe_agent.log.recovery import Progress, RecoveredLog, Recovery, Verify, recover
+from pe_agent.log.recovery import Progress, RecoveredLog, Recovery, recover
 from pe_agent.log.segments import Segment, SegmentInfo, SegmentReader
 
 SEGMENT_BYTES = 64 << 20
@@ -69,9 +69,10 @@ class StreamLog:
         committer: Committer,
         progress: Progress | None = None,
         flush_bytes: int = FLUSH_BYTES,
-        verify: Verify = "tail",
     ) -> "StreamLog":
         """Create or recover the log. All its frames are then safe on disk.
+
+        Payloads are verified in the last segment and in frames that no mark covers.
 
         Args:
             directory: used by this log only; created if missing.
@@ -80,8 +81,6 @@ class StreamLog:
             committer: shared by all logs of the agent.
             progress: called with (bytes done, total bytes) while scanning.
             flush_bytes: appended bytes that start an fdatasync in the background.
-            verify: "all" checks every payload. "tail" checks the payloads of the last segment and
-                of frames that no mark covers, and the headers of all others.
 
         Raises:
             LogCorrupt: acknowledged frames in the middle are damaged; nothing changed.
@@ -90,7 +89,7 @@ class StreamLog:
             LogFailed: the disk fails.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        result = recover(directory, verify=verify, progress=progress)
+        result = recover(directory, progress)
         if not result.segments:
             sync_directory(directory.parent)
             result.segments.append(_create_first(directory))

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from pe_agent.log import frames, index, segments
 from pe_agent.log.atomic_file import sync_directory
@@ -30,7 +30,6 @@ from pe_agent.log.segments import Segment
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (bytes done, total bytes), at most once per 8 MiB and at the end."""
-Verify: TypeAlias = Literal["tail", "all"]
 
 MAX_TORN_FILES = 4
 _REPORT_BYTES = 8 << 20
@@ -115,7 +114,7 @@ class _ProgressMeter:
             self.progress(done, self.total)
 
 
-def recover(directory: Path, *, verify: Verify, progress: Progress | None) -> RecoveredLog:
+def recover(directory: Path, progress: Progress | None) -> RecoveredLog:
     """Scan a log's directory, cut its torn tail and return the rest.
 
     Raises:
@@ -123,9 +122,9 @@ def recover(directory: Path, *, verify: Verify, progress: Progress | None) -> Re
         LogVersionUnknown: a newer release wrote this log; nothing changed.
     """
     started = time.perf_counter()
-    scanned = _scan_all(directory, verify, progress)
+    scanned = _scan_all(directory, progress)
     _accept_truncated(scanned)
-    cut = _first_damage(scanned)
+    cut = next((at for at, one in enumerate(scanned) if one.damage), None)
     cut_bytes = lost = 0
     if cut is not None:
         cut_bytes, lost = _measure_cut(scanned, cut)
@@ -147,7 +146,17 @@ def recover(directory: Path, *, verify: Verify, progress: Progress | None) -> Re
         seconds=time.perf_counter() - started,
     )
     return RecoveredLog(
-        segments=[_to_segment(one) for one in scanned],
+        segments=[
+            Segment(
+                one.path,
+                one.number,
+                unindexed=one.entries,
+                frames=one.frames,
+                mark=min(one.mark, one.end),
+                index_bytes=one.index_bytes,
+            )
+            for one in scanned
+        ],
         sequence=scanned[-1].sequence if scanned else 0,
         report=report,
         runs=[(one.number, [*one.runs, one.entries]) for one in scanned],
@@ -167,12 +176,9 @@ def _accept_truncated(scanned: list[_ScannedSegment]) -> None:
 
 def _record_truncation(directory: Path, segment: _ScannedSegment) -> None:
     """Cut a partial frame at the end of a segment, and record that frames are lost."""
-    fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with _open(segment.path, os.O_RDWR) as fd:
         segments.mark_frames_lost(fd, segment.number, segment.first_sequence)
         os.fsync(fd)
-    finally:
-        os.close(fd)
     _cut(directory, [segment], 0)
     lost = segment.mark - segment.end
     _log.error("segment %s was cut off: %d bytes of its frames are lost", segment.path, lost)
@@ -187,19 +193,8 @@ def _rename_stumps(directory: Path) -> None:
 
 
 def _find_stumps(directory: Path) -> list[Path]:
-    paths = [segments.segment_path(directory, n) for n in segments.list_numbers(directory)]
+    paths = segments.list_paths(directory)
     return [path for path in paths if path.stat().st_size < segments.HEADER_BYTES]
-
-
-def _to_segment(scanned: _ScannedSegment) -> Segment:
-    return Segment(
-        scanned.path,
-        scanned.number,
-        unindexed=scanned.entries,
-        frames=scanned.frames,
-        mark=min(scanned.mark, scanned.end),
-        index_bytes=scanned.index_bytes,
-    )
 
 
 def _remove_garbage(directory: Path, scanned: list[_ScannedSegment]) -> None:
@@ -211,17 +206,11 @@ def _remove_garbage(directory: Path, scanned: list[_ScannedSegment]) -> None:
             path.unlink()
 
 
-def _scan_all(directory: Path, verify: Verify, progress: Progress | None) -> list[_ScannedSegment]:
+def _scan_all(directory: Path, progress: Progress | None) -> list[_ScannedSegment]:
     stumps = set(_find_stumps(directory))
-    paths = [
-        segments.segment_path(directory, number) for number in segments.list_numbers(directory)
-    ]
-    paths = [path for path in paths if path not in stumps]
+    paths = [path for path in segments.list_paths(directory) if path not in stumps]
     meter = _ProgressMeter(total=sum(path.stat().st_size for path in paths), progress=progress)
-    scanned: list[_ScannedSegment] = []
-    for path in paths:
-        last = path == paths[-1]
-        scanned.append(_scan(path, verify=verify, last=last, meter=meter))
+    scanned = [_scan(path, last=path == paths[-1], meter=meter) for path in paths]
     for one, after in itertools.pairwise(scanned):
         _check_chain(one, after)
     for one in scanned:
@@ -230,17 +219,13 @@ def _scan_all(directory: Path, verify: Verify, progress: Progress | None) -> lis
     return scanned
 
 
-def _scan(path: Path, *, verify: Verify, last: bool, meter: _ProgressMeter) -> _ScannedSegment:
+def _scan(path: Path, *, last: bool, meter: _ProgressMeter) -> _ScannedSegment:
     base = meter.done
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with _open(path, os.O_RDONLY) as fd:
         header = segments.read_header(fd, path)
         window = frames.BufferedFile(fd, os.fstat(fd).st_size)
         entries = index.Entries(segments.HEADER_BYTES, header.sequence)
-        runs: list[index.FrameRun] = []
-        index_bytes = 0
-        if verify != "all":
-            entries, runs, index_bytes = _read_index(path, fd, entries, window.size)
+        entries, runs, index_bytes = _read_index(path, fd, entries, window.size)
         # Indexed frames were safe before they were indexed, even if the mark is late.
         mark = max(header.mark, entries.begin)
         scan = frames.Scan(
@@ -248,7 +233,7 @@ def _scan(path: Path, *, verify: Verify, last: bool, meter: _ProgressMeter) -> _
             path,
             start=entries.begin,
             sequence=entries.sequence,
-            verify_from=0 if last or verify == "all" else mark,
+            verify_from=0 if last else mark,
         )
         for frame in scan:
             head = frame.header
@@ -256,8 +241,6 @@ def _scan(path: Path, *, verify: Verify, last: bool, meter: _ProgressMeter) -> _
             meter.advance(base + scan.end)
         data_end = window.data_end(scan.end) if last or scan.damage else scan.end
         meter.advance(base + window.size)
-    finally:
-        os.close(fd)
     if data_end > scan.end and not scan.damage:
         scan.damage = "data behind a blank"
     return _ScannedSegment(
@@ -279,13 +262,9 @@ def _read_index(
     path: Path, fd: int, first: index.Entries, size: int
 ) -> tuple[index.Entries, list[index.FrameRun], int]:
     """Return the entries still to scan, the indexed runs, and the bytes of these runs."""
+    begin, sequence = first.begin, first.sequence
     runs, index_bytes = index.read(
-        path,
-        fd,
-        number=int(path.stem),
-        begin=first.begin,
-        sequence=first.sequence,
-        size=size,
+        path, fd, number=int(path.stem), begin=begin, sequence=sequence, size=size
     )
     if not runs:
         return first, [], 0
@@ -306,10 +285,6 @@ def _check_chain(segment: _ScannedSegment, following: _ScannedSegment) -> None:
     )
 
 
-def _first_damage(scanned: list[_ScannedSegment]) -> int | None:
-    return next((at for at, one in enumerate(scanned) if one.damage), None)
-
-
 def _measure_cut(scanned: list[_ScannedSegment], cut: int) -> tuple[int, int]:
     """Return bytes to cut and how many of them were acknowledged; raise on damage in the middle."""
     bad, later = scanned[cut], scanned[cut + 1 :]
@@ -323,13 +298,17 @@ def _measure_cut(scanned: list[_ScannedSegment], cut: int) -> tuple[int, int]:
 
 
 def _has_later_frame(segment: _ScannedSegment) -> bool:
-    fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with _open(segment.path, os.O_RDONLY) as fd:
         window = frames.BufferedFile(fd, os.fstat(fd).st_size)
-        after = frames.find_whole_frame(
-            window, segment.path, segment.end, sequence=segment.sequence
-        )
-        return after is not None
+        path, end = segment.path, segment.end
+        return frames.find_whole_frame(window, path, end, sequence=segment.sequence) is not None
+
+
+@contextlib.contextmanager
+def _open(path: Path, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield fd
     finally:
         os.close(fd)
 
@@ -342,13 +321,10 @@ def _cut(directory: Path, scanned: list[_ScannedSegment], cut: int) -> None:
     bad = scanned[cut]
     with contextlib.suppress(OSError):  # a copy for inspection; the disk may be full
         _save_torn(bad)
-    fd = os.open(bad.path, os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with _open(bad.path, os.O_RDWR) as fd:
         os.ftruncate(fd, bad.end)
         segments.write_mark(fd, min(bad.mark, bad.end))
         os.fsync(fd)
-    finally:
-        os.close(fd)
     sync_directory(directory)
     _prune_torn_files(directory)
 

@@ -230,9 +230,10 @@ def segment_path(directory: Path, number: int) -> Path:
     return directory / f"{number:010d}{SUFFIX}"
 
 
-def list_numbers(directory: Path) -> list[int]:
-    """Return the segment numbers of a directory, in order."""
-    return sorted(int(path.stem) for path in directory.glob(f"*{SUFFIX}") if path.stem.isdigit())
+def list_paths(directory: Path) -> list[Path]:
+    """Return the segment files of a directory, in order."""
+    paths = [path for path in directory.glob(f"*{SUFFIX}") if path.stem.isdigit()]
+    return sorted(paths, key=lambda path: int(path.stem))
 
 
 def create(directory: Path, number: int, sequence: int) -> Segment:

@@ -171,11 +171,16 @@ def resolve_agent_trust(
         TrustError: ``plain`` has another value.
     """
     chosen = file if file is not None else os.environ.get(AGENT_CA_VARIABLE) or None
-    value = plain if plain is not None else os.environ.get(PLAIN_VARIABLE, "")
-    if value not in ("", "allow"):
-        raise TrustError(f"{PLAIN_VARIABLE} is {value!r}; it has to be `allow`, or nothing.")
     path = None if chosen is None else Path(chosen).absolute()
-    return AgentTrust(path, plain=value == "allow", certificate=certificate)
+    return AgentTrust(path, plain=_is_allowed(PLAIN_VARIABLE, plain), certificate=certificate)
+
+
+def _is_allowed(variable: str, value: str | None = None) -> bool:
+    """Return whether a setting, by default that of the environment, is ``allow``."""
+    value = value if value is not None else os.environ.get(variable, "")
+    if value not in ("", "allow"):
+        raise TrustError(f"{variable} is {value!r}; it has to be `allow`, or nothing.")
+    return value == "allow"
 
 
 class NotSecuredError(StreambrokerError):
@@ -190,12 +195,7 @@ def is_insecure(setting: bool | None) -> bool:
     Raises:
         TrustError: the environment's value is not ``allow``.
     """
-    if setting is not None:
-        return setting
-    value = os.environ.get(INSECURE_VARIABLE, "")
-    if value not in ("", "allow"):
-        raise TrustError(f"{INSECURE_VARIABLE} is {value!r}; it has to be `allow`, or nothing.")
-    return value == "allow"
+    return _is_allowed(INSECURE_VARIABLE) if setting is None else setting
 
 
 def are_clients_required(setting: str | None, host: str, *, insecure: bool) -> bool:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from pe_agent.transport import broker_trust as tls
@@ -89,13 +89,12 @@ def _refusal_error(status: int, problem: dict[str, Any]) -> BrokerRefusedError:
     return BrokerRefusedError(status, problem)
 
 
-class BrokerAnswer:
+class BrokerAnswer(NamedTuple):
     """Status, headers (lower case) and JSON body of a response."""
 
-    def __init__(self, status: int, headers: dict[str, str], body: Any) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
+    status: int
+    headers: dict[str, str]
+    body: Any
 
 
 class _Connection(http.client.HTTPConnection):
@@ -200,7 +199,9 @@ class BrokerClient:
 
         def asked() -> _RequestParts:
             # Each attempt needs a new signature: the broker accepts a signature once.
-            sent = self._headers(data, headers or {})
+            sent = {"Accept": "application/json", **(headers or {})}
+            if data is not None:
+                sent["Content-Type"] = "application/json"
             authorization = self._sign(method, target, data or b"") or self._bearer()
             if authorization is not None:
                 sent["Authorization"] = authorization
@@ -212,12 +213,10 @@ class BrokerClient:
         self, timeout: float, build_request: Callable[[], _RequestParts], *, keep_alive: bool
     ) -> tuple[http.client.HTTPResponse, bytes]:
         until = time.monotonic() + timeout
+        result = None
         connection = self._take_idle() if keep_alive else None
-        result = (
-            None
-            if connection is None
-            else self._exchange_on_idle(connection, timeout, build_request())
-        )
+        if connection is not None:
+            result = self._exchange_on_idle(connection, timeout, build_request())
         if connection is None or result is None:
             left = max(_MIN_TIMEOUT_S, until - time.monotonic())
             connection = _Connection(self._host, self._port, left)
@@ -308,13 +307,6 @@ class BrokerClient:
     def _bearer(self) -> str | None:
         token = self._token.current()
         return None if token is None else f"Bearer {token}"
-
-    @staticmethod
-    def _headers(data: bytes | None, extra: dict[str, str]) -> dict[str, str]:
-        sent = {"Accept": "application/json", **extra}
-        if data is not None:
-            sent["Content-Type"] = "application/json"
-        return sent
 
     def _answer(self, response: http.client.HTTPResponse, text: bytes) -> BrokerAnswer:
         try:

@@ -14,6 +14,7 @@ from streambroker_core.wire.agent_rpc.codec import (
     MessageInvalidError,
     Request,
     decode,
+    json_field,
     optional,
     to_json,
 )
@@ -75,19 +76,23 @@ class _Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedStream:
-    """Planned epochs of one stream; pairs are epochs and rows, None for unknown rows.
+class PlannedRange:
+    """Pinned epochs ``[from_, next)`` of one stream; pairs are epochs and rows.
 
-    ``moved``: epochs were skipped before the plan.
+    Attributes:
+        dropped: dropped by agreement between the reader's position and ``from_``.
+        duplicates: right before ``from_``, already read by the reader from a lost log.
+        lost: unexpected loss between the reader's position and ``from_``; rows None if unknown.
+        has_gap: ``from_`` is past the reader's position.
     """
 
     stream: str
     from_: int
     next: int
-    dropped: tuple[int, int]
-    duplicates: tuple[int, int]
+    dropped: tuple[int, int] = (0, 0)
+    duplicates: tuple[int, int] = (0, 0)
     lost: tuple[int, int | None] = (0, 0)
-    moved: bool
+    has_gap: bool = json_field(key="moved", default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +108,7 @@ class Planned:
         pass_: credential for requests without a capability.
     """
 
-    planned: Sequence[PlannedStream]
+    planned: Sequence[PlannedRange]
     bytes: int
     last: tuple[str, int] | None
     routed: bool

@@ -94,10 +94,8 @@ def encode_commands(commands: Sequence[AgentCommand]) -> dict[str, Any]:
 
 def decode_commands(data: object) -> list[AgentCommand]:
     """Read a message that carries commands."""
-    fields = Fields(data)
     commands = []
-    for number, item in enumerate(fields.items("errands", max_items=MAX_COMMANDS)):
-        entry = fields.entry("errands", number, item)
+    for entry in Fields(data).entries("errands", max_items=MAX_COMMANDS):
         text = entry.text("body", longest=_MAX_TEXT)
         commands.append(AgentCommand(id=_read_id(entry), action=entry.text("action"), text=text))
     return commands
@@ -117,14 +115,11 @@ def encode_results(results: Sequence[CommandResult]) -> dict[str, Any]:
 
 def decode_results(data: object) -> list[CommandResult]:
     """Read a message that carries results."""
-    fields = Fields(data)
     results = []
-    for number, item in enumerate(fields.items("done", max_items=MAX_COMMANDS)):
-        entry = fields.entry("done", number, item)
+    for entry in Fields(data).entries("done", max_items=MAX_COMMANDS):
         if entry.has("answer"):
-            results.append(
-                CommandResult(id=_read_id(entry), answer=dict(entry.child("answer").raw()))
-            )
+            answer = dict(entry.child("answer").raw())
+            results.append(CommandResult(id=_read_id(entry), answer=answer))
             continue
         code = entry.text("code", check=lambda c: _CODE.fullmatch(c) is not None, expected="a code")
         detail = entry.text("detail", longest=4 * _MAX_DETAIL)

@@ -59,21 +59,21 @@ def claimed_expiry(token: str) -> int | None:
 
     The signature is not verified, because the bearer has no key.
     """
-    try:
-        return _read(_decode(token.partition(".")[0])).expires
-    except CapabilityError:
-        return None
+    claimed = _read_unverified(token)
+    return None if claimed is None else claimed.expires
 
 
 def claims_filter(token: str | None) -> bool:
-    """Return whether a capability claims to allow filters; False without one.
+    """Return whether a capability claims to allow filters, unverified; False without one."""
+    claimed = None if token is None else _read_unverified(token)
+    return claimed is not None and claimed.filter_allowed
 
-    The signature is not verified, because the bearer has no key.
-    """
+
+def _read_unverified(token: str) -> Capability | None:
     try:
-        return token is not None and _read(_decode(token.partition(".")[0])).filter_allowed
+        return _read(_decode(token.partition(".")[0]))
     except CapabilityError:
-        return False
+        return None
 
 
 def sign(
@@ -155,13 +155,12 @@ def _read(body: bytes) -> Capability:
                 "malformed",
                 f"the capability has form {version}, this agent reads form {CAPABILITY_VERSION}",
             )
-        expires = fields.integer("expires", 0, high=_FAR) if fields.has("expires") else None
         return Capability(
             reader_import=fields.text("import"),
             export=fields.text("export"),
             filter_allowed=fields.boolean("filter", False),
             policy=fields.text("policy"),
-            expires=expires,
+            expires=fields.optional_integer("expires", high=_FAR),
         )
     except (ValueError, ManifestError) as error:
         raise CapabilityError("malformed", f"the capability cannot be read: {error}") from error

@@ -38,9 +38,6 @@ class EndedExports:
         return None if self.more else False
 
 
-NONE_ENDED = EndedExports()
-
-
 def make_ended_exports(ports: Iterable[str]) -> EndedExports:
     """Return a report with as many of these ports as fit into `MAX_LENGTH`."""
     names: set[str] = set()

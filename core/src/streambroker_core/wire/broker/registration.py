@@ -13,13 +13,13 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import key_exchange
-from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.canonical import canonical, without_none
 from streambroker_core.wire.encoding.fields import Fields
 
 POLL_S = 30
@@ -78,8 +78,8 @@ def encode_request(
     registration: Registration, exchange: Exchange, proof: str | None = None
 ) -> dict[str, Any]:
     """Return the body of a registration request."""
-    proof_member = {} if proof is None else {"proof": proof}
-    return {**encode(registration), "exchange": exchange.public.hex(), **proof_member}
+    exchanged = without_none(exchange=exchange.public.hex(), proof=proof)
+    return {**encode(registration), **exchanged}
 
 
 def read_proof(body: object) -> str | None:
@@ -95,11 +95,7 @@ def read_exchange(body: object) -> bytes | None:
 
 def encode(registration: Registration) -> dict[str, Any]:
     """Return the registration as JSON-like data."""
-    return {
-        "instance": registration.instance,
-        "location": registration.location,
-        "hint": registration.hint,
-    }
+    return asdict(registration)
 
 
 def decode(body: object) -> Registration:

@@ -7,7 +7,7 @@ that users write.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from streambroker_core.model import (
 from streambroker_core.model.schema import Schema, from_items, to_items
 from streambroker_core.wire.broker.hints import Point
 from streambroker_core.wire.broker.view_rules import ViewRules, read_view_rules, write_view_rules
-from streambroker_core.wire.encoding.canonical import canonical, digest
+from streambroker_core.wire.encoding.canonical import canonical, digest, without_none
 from streambroker_core.wire.encoding.fields import Fields
 
 VIEW_VERSION = 1
@@ -271,14 +271,14 @@ def retain_held_routes(view: View, previous: View | None) -> View:
 
 def encode(view: View) -> dict[str, Any]:
     """Return the view as JSON-like data; ports and routes of exports are sorted."""
-    optional: dict[str, Any] = {}
-    if view.rules is not None:
-        optional = {"patterns": write_view_rules(view.rules), "patternsAt": view.rules_version}
-    if view.held:
-        optional["held"] = list(view.held)
+    rules = view.rules
     return {
         "v": VIEW_VERSION,
-        **optional,
+        **without_none(
+            patterns=None if rules is None else write_view_rules(rules),
+            patternsAt=None if rules is None else view.rules_version,
+            held=list(view.held) or None,
+        ),
         "namespace": view.pe.namespace,
         "job": view.pe.job,
         "pe": view.pe.pe,
@@ -290,7 +290,7 @@ def encode(view: View) -> dict[str, Any]:
 
 
 def _write_export(port: ExportPort) -> dict[str, Any]:
-    body: dict[str, Any] = {
+    return {
         "uid": port.uid,
         "generation": port.generation,
         "allowFilter": port.allow_filter,
@@ -306,25 +306,21 @@ def _write_export(port: ExportPort) -> dict[str, Any]:
             }
             for route in sorted(port.routes, key=lambda route: (route.import_, route.uid))
         ],
+        **without_none(
+            properties=None if port.properties is None else dict(port.properties),
+            streamId=port.stream_id,
+            revoked=list(port.revoked) or None,
+        ),
     }
-    if port.properties is not None:
-        body["properties"] = dict(port.properties)
-    if port.stream_id is not None:
-        body["streamId"] = port.stream_id
-    if port.revoked:
-        body["revoked"] = list(port.revoked)
-    return body
 
 
 def _write_buffer(buffer: Buffer) -> dict[str, Any]:
-    body: dict[str, Any] = {
+    return {
         "maxBytes": buffer.max_bytes,
         "maxAge": buffer.max_age_s,
         "grace": buffer.grace_s,
+        **without_none(waitLimit=buffer.wait_limit_s),
     }
-    if buffer.wait_limit_s is not None:
-        body["waitLimit"] = buffer.wait_limit_s
-    return body
 
 
 def _write_import(port: ImportPort) -> dict[str, Any]:
@@ -404,9 +400,8 @@ def _read_ports(fields: Fields, read: Callable[[Fields], _T]) -> dict[str, _T]:
     return {name: read(fields.child(name)) for name in fields.names()}
 
 
-def _iter_entries(fields: Fields, key: str) -> Iterable[Fields]:
-    for index, item in enumerate(fields.items(key, max_items=_ROUTES)):
-        yield Fields(item, f"{fields.path_to(key)}[{index}]")
+def _read_list(fields: Fields, key: str, read: Callable[[Fields], _T]) -> tuple[_T, ...]:
+    return tuple(map(read, fields.entries(key, max_items=_ROUTES)))
 
 
 def _read_port_key(fields: Fields, key: str) -> PortKey:
@@ -460,7 +455,7 @@ def _read_export(fields: Fields) -> ExportPort:
         congestion_policy=fields.word("congestionPolicy", POLICIES, "wait"),
         buffer=_read_buffer(fields.child("buffer")),
         schema=_read_schema(fields),
-        routes=tuple(_read_export_route(item) for item in _iter_entries(fields, "routes")),
+        routes=_read_list(fields, "routes", _read_export_route),
         revoked=_read_texts(fields, "revoked"),
     )
 
@@ -486,13 +481,13 @@ def _read_import(fields: Fields) -> ImportPort:
         uid=fields.text("uid", ""),
         generation=fields.integer("generation", 1, low=0, high=_LARGEST),
         subscription=fields.optional_text("subscription", longest=_TEXT),
-        streams=tuple(_read_stream(item) for item in _iter_entries(fields, "streams")),
+        streams=_read_list(fields, "streams", _read_stream),
         filter=fields.optional_text("filter", longest=_TEXT),
         start=fields.word("start", STARTS, "latest"),
         on_congestion=fields.word("onCongestion", CONGESTIONS, "inherit"),
         schema=_read_schema(fields),
-        routes=tuple(_read_import_route(item) for item in _iter_entries(fields, "routes")),
-        refused=tuple(_read_refused(item) for item in _iter_entries(fields, "refused")),
+        routes=_read_list(fields, "routes", _read_import_route),
+        refused=_read_list(fields, "refused", _read_refused),
     )
 
 

@@ -63,8 +63,7 @@ def read_view_rules(fields: Fields, key: str, max_items: int) -> ViewRules | Non
     if not fields.has(key):
         return None
     rules = []
-    for index, item in enumerate(fields.items(key, max_items=max_items)):
-        entry = fields.entry(key, index, item)
+    for entry in fields.entries(key, max_items=max_items):
         problem = entry.get("problem")
         rules.append(
             ViewRule(

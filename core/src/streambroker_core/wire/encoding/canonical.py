@@ -22,6 +22,11 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
+def without_none(**members: object) -> dict[str, Any]:
+    """Return a JSON object of the members that have a value."""
+    return {key: value for key, value in members.items() if value is not None}
+
+
 def digest(value: Any) -> str:
     """Return the SHA-256 of the canonical form, cut to `DIGEST_CHARS`."""
     return hashlib.sha256(canonical(value)).hexdigest()[:DIGEST_CHARS]

@@ -7,7 +7,7 @@ from the root of the document.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -135,6 +135,10 @@ class Fields:
             raise self.error_at(key, f"is {value}, which is not from {low} to {high}")
         return value
 
+    def optional_integer(self, key: str, *, low: int = 0, high: int) -> int | None:
+        """Return an integer, or None if it is absent."""
+        return self.integer(key, low=low, high=high) if self.has(key) else None
+
     def boolean(self, key: str, default: bool) -> bool:
         """Return a boolean; the texts ``"true"`` and ``"false"`` are errors."""
         value = self._data.get(key)
@@ -161,6 +165,11 @@ class Fields:
     def entry(self, key: str, index: int, item: object) -> Fields:
         """Return an object in a list, with its path."""
         return Fields(item, f"{self.path_to(key)}[{index}]", loose=self._loose)
+
+    def entries(self, key: str, *, max_items: int) -> Iterator[Fields]:
+        """Yield the objects of a list of at most ``max_items`` entries."""
+        for index, item in enumerate(self.items(key, max_items=max_items)):
+            yield self.entry(key, index, item)
 
     def items(self, key: str, *, max_items: int) -> list[Any]:
         """Return a list of at most ``max_items`` entries; an empty one if it is absent."""

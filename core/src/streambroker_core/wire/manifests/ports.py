@@ -6,7 +6,8 @@ The caller checks expressions: a cluster's resource with a bad one is shown with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -38,7 +39,7 @@ from streambroker_core.model import (
 from streambroker_core.model.properties import normalise, oversized
 from streambroker_core.model.schema import Schema, from_items, to_items
 from streambroker_core.wire.broker.view import CONGESTIONS, POLICIES, STARTS
-from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.canonical import canonical, without_none
 from streambroker_core.wire.encoding.fields import Fields, json_type
 from streambroker_core.wire.encoding.quantity import (
     format_duration,
@@ -71,8 +72,6 @@ MAX_COLUMNS = 1024
 MAX_NAMESPACES = 64
 MAX_REVOKED = 64
 
-_MAX_INTERNED = 1024
-"""Size of the caches of texts that many resources share."""
 _IDENTITY = ("job", "pe", "port", "application", "schema")
 _EXPORT = (
     *_IDENTITY,
@@ -221,13 +220,14 @@ def read_spec(
 
 
 def _read_port_key(fields: Fields, namespace: str, key: PortKey | None) -> PortKey:
+    # Many resources have the same namespace, port and scope: they share one object.
     port = PortKey(
-        namespace=_intern(namespace if key is None else key.namespace),
+        namespace=sys.intern(namespace if key is None else key.namespace),
         job=fields.text(
             "job", None if key is None else key.job, check=is_label, expected="a DNS label"
         ),
         pe=fields.integer("pe", 0 if key is None else key.pe, high=MAX_PE),
-        port=_intern(
+        port=sys.intern(
             fields.text(
                 "port",
                 None if key is None else key.port,
@@ -261,8 +261,16 @@ def _read_export(fields: Fields, key: PortKey) -> Export:
         congestion_policy=fields.word("congestionPolicy", POLICIES, "wait"),
         schema=_read_schema(fields, empty=()),
         buffer=_read_buffer(fields.child("buffer")),
-        allowed_namespaces=_read_namespaces(fields),
-        revoked=_read_revoked(fields),
+        allowed_namespaces=_read_names(
+            fields,
+            "allowedNamespaces",
+            lambda name: name == "*" or is_label(name),
+            MAX_NAMESPACES,
+            "not a DNS label or *",
+        ),
+        revoked=_read_names(
+            fields, "revoked", _is_revocable, MAX_REVOKED, "neither namespace nor namespace/job"
+        ),
     )
 
 
@@ -277,7 +285,7 @@ def _read_import(fields: Fields, key: PortKey) -> Import:
         application=_read_application(fields),
         subscription=subscription,
         streams=streams,
-        application_scope=_intern(fields.text("applicationScope", DEFAULT_SCOPE)),
+        application_scope=sys.intern(fields.text("applicationScope", DEFAULT_SCOPE)),
         filter=read_expression(fields, "filter"),
         on_congestion=fields.word("onCongestion", CONGESTIONS, "inherit"),
         start=fields.word("start", STARTS, "latest"),
@@ -304,8 +312,7 @@ def read_streams(fields: Fields, key: str) -> tuple[StreamName, ...]:
         ManifestError: an entry is wrong or a duplicate.
     """
     streams: list[StreamName] = []
-    for index, item in enumerate(fields.items(key, max_items=MAX_STREAMS)):
-        entry = fields.entry(key, index, item)
+    for entry in fields.entries(key, max_items=MAX_STREAMS):
         entry.allow_only(("applicationName", "streamId"))
         application = entry.get("applicationName")
         name = StreamName(
@@ -324,15 +331,9 @@ def _read_application(fields: Fields) -> Application:
     return _intern_application(entry.optional_text("name"), entry.text("scope", DEFAULT_SCOPE))
 
 
-@lru_cache(maxsize=_MAX_INTERNED)
+@lru_cache(maxsize=1024)
 def _intern_application(name: str | None, scope: str) -> Application:
     return Application(name=name, scope=scope)
-
-
-@lru_cache(maxsize=_MAX_INTERNED)
-def _intern(text: str) -> str:
-    """Return one shared object for a text that many resources have."""
-    return text
 
 
 def _read_properties(fields: Fields) -> Properties | None:
@@ -349,14 +350,12 @@ def _read_properties(fields: Fields) -> Properties | None:
 def _read_schema(fields: Fields, *, empty: Schema | None) -> Schema | None:
     if not fields.has("schema"):
         return None
-    items = fields.items("schema", max_items=MAX_COLUMNS)
-    for index, item in enumerate(items):
-        entry = fields.entry("schema", index, item)
+    for entry in fields.entries("schema", max_items=MAX_COLUMNS):
         entry.allow_only(("name", "type"))
         entry.text("name", longest=255)
         entry.text("type", longest=4096)
     try:
-        return from_items(items) or empty
+        return from_items(fields.items("schema", max_items=MAX_COLUMNS)) or empty
     except SchemaError as error:
         raise fields.error_at("schema", f"is wrong: {error}") from error
 
@@ -392,31 +391,22 @@ def _read_duration(fields: Fields, key: str) -> float | None:
     return seconds
 
 
-def _read_namespaces(fields: Fields) -> tuple[str, ...]:
-    items = fields.items("allowedNamespaces", max_items=MAX_NAMESPACES)
-    for index, item in enumerate(items):
-        if not isinstance(item, str):
-            raise fields.error_at("allowedNamespaces", f"holds {json_type(item)}, not a text")
-        if item != "*" and not is_label(item):
-            raise fields.error_at(
-                "allowedNamespaces", f"holds {item!r}, which is not a DNS label or *"
-            )
-        if item in items[:index]:
-            raise fields.error_at("allowedNamespaces", f"holds {item!r} twice")
-    return tuple(sorted(items))
+def _is_revocable(name: str) -> bool:
+    return name.count("/") <= 1 and all(is_label(part) for part in name.split("/"))
 
 
-def _read_revoked(fields: Fields) -> tuple[str, ...]:
-    items = fields.items("revoked", max_items=MAX_REVOKED)
+def _read_names(
+    fields: Fields, key: str, is_valid: Callable[[str], bool], max_items: int, otherwise: str
+) -> tuple[str, ...]:
+    """Return a list of different names, sorted; ``otherwise`` describes an invalid one."""
+    items = fields.items(key, max_items=max_items)
     for index, item in enumerate(items):
         if not isinstance(item, str):
-            raise fields.error_at("revoked", f"holds {json_type(item)}, not a text")
-        if item.count("/") > 1 or not all(is_label(part) for part in item.split("/")):
-            raise fields.error_at(
-                "revoked", f"holds {item!r}, which is neither namespace nor namespace/job"
-            )
+            raise fields.error_at(key, f"holds {json_type(item)}, not a text")
+        if not is_valid(item):
+            raise fields.error_at(key, f"holds {item!r}, which is {otherwise}")
         if item in items[:index]:
-            raise fields.error_at("revoked", f"holds {item!r} twice")
+            raise fields.error_at(key, f"holds {item!r} twice")
     return tuple(sorted(items))
 
 
@@ -450,65 +440,52 @@ def size_problem(resource: Resource) -> ManifestError | PropertyError | None:
 
 def write_spec(resource: Resource) -> dict[str, Any]:
     """Return the spec with all fields that have a value, including defaults."""
-    key = resource.key
-    spec: dict[str, Any] = {
+    key, application = resource.key, resource.application
+    kind = _write_export(resource) if isinstance(resource, Export) else _write_import(resource)
+    return {
         "job": key.job,
         "pe": key.pe,
         "port": key.port,
-        "application": _write_application(resource.application),
+        "application": without_none(name=application.name, scope=application.scope),
+        **kind,
+        **without_none(schema=None if resource.schema is None else to_items(resource.schema)),
     }
-    if isinstance(resource, Export):
-        spec.update(_write_export(resource))
-    else:
-        spec.update(_write_import(resource))
-    if resource.schema is not None:
-        spec["schema"] = to_items(resource.schema)
-    return spec
-
-
-def _write_application(application: Application) -> dict[str, Any]:
-    named = {} if application.name is None else {"name": application.name}
-    return {**named, "scope": application.scope}
 
 
 def _write_export(export: Export) -> dict[str, Any]:
-    buffer = {
-        "maxBytes": format_size(export.buffer.max_bytes),
-        "grace": format_duration(export.buffer.grace_s),
+    buffer = export.buffer
+    durations = {
+        "grace": buffer.grace_s,
+        "maxAge": buffer.max_age_s,
+        "waitLimit": buffer.wait_limit_s,
     }
-    if export.buffer.max_age_s is not None:
-        buffer["maxAge"] = format_duration(export.buffer.max_age_s)
-    if export.buffer.wait_limit_s is not None:
-        buffer["waitLimit"] = format_duration(export.buffer.wait_limit_s)
-    spec: dict[str, Any] = {
+    return {
         "allowFilter": export.allow_filter,
         "congestionPolicy": export.congestion_policy,
-        "buffer": buffer,
+        "buffer": {
+            "maxBytes": format_size(buffer.max_bytes),
+            **{key: format_duration(n) for key, n in durations.items() if n is not None},
+        },
+        **without_none(
+            streamId=export.stream_id,
+            properties=None if export.properties is None else dict(export.properties),
+            allowedNamespaces=list(export.allowed_namespaces) or None,
+            revoked=list(export.revoked) or None,
+        ),
     }
-    if export.stream_id is not None:
-        spec["streamId"] = export.stream_id
-    if export.properties is not None:
-        spec["properties"] = dict(export.properties)
-    if export.allowed_namespaces:
-        spec["allowedNamespaces"] = list(export.allowed_namespaces)
-    if export.revoked:
-        spec["revoked"] = list(export.revoked)
-    return spec
 
 
 def _write_import(import_: Import) -> dict[str, Any]:
-    spec: dict[str, Any] = {
+    return {
         "applicationScope": import_.application_scope,
         "onCongestion": import_.on_congestion,
         "start": import_.start,
+        **without_none(
+            subscription=import_.subscription,
+            streams=write_streams(import_.streams) or None,
+            filter=import_.filter,
+        ),
     }
-    if import_.subscription is not None:
-        spec["subscription"] = import_.subscription
-    if import_.streams:
-        spec["streams"] = write_streams(import_.streams)
-    if import_.filter is not None:
-        spec["filter"] = import_.filter
-    return spec
 
 
 def write_streams(streams: tuple[StreamName, ...]) -> list[dict[str, str]]:

@@ -7,7 +7,6 @@ which no rule has seen because the watermark has not passed their time. Function
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -88,25 +87,21 @@ def read_watermark_wait(source: Fields, operator: str, log: str) -> WatermarkWai
         operator=operator,
         log=log,
         rows=source.integer("rows", 0, high=_LARGEST),
-        first=_read_time(source, "first"),
-        watermark=_read_time(source, "watermark"),
+        first=source.optional_integer("first", low=-_LARGEST, high=_LARGEST),
+        watermark=source.optional_integer("watermark", low=-_LARGEST, high=_LARGEST),
     )
 
 
 def read_all_metrics(source: Fields, key: str) -> tuple[RuleMetricsReport, ...]:
     """Read a list of metrics, each with operator and log."""
-    entries = _list_entries(source, key, MAX_REPORTED_RULES)
-    return tuple(
-        read_metrics(entry, entry.text("operator"), entry.text("log")) for entry in entries
-    )
+    entries = source.entries(key, max_items=MAX_REPORTED_RULES)
+    return tuple(read_metrics(one, one.text("operator"), one.text("log")) for one in entries)
 
 
 def read_all_watermark_waits(source: Fields, key: str) -> tuple[WatermarkWait, ...]:
     """Read a list of waiting rows, each with operator and log."""
-    entries = _list_entries(source, key, MAX_OPERATORS)
-    return tuple(
-        read_watermark_wait(entry, entry.text("operator"), entry.text("log")) for entry in entries
-    )
+    entries = source.entries(key, max_items=MAX_OPERATORS)
+    return tuple(read_watermark_wait(one, one.text("operator"), one.text("log")) for one in entries)
 
 
 def describe_wait(waiting: WatermarkWait) -> str:
@@ -118,16 +113,6 @@ def describe_wait(waiting: WatermarkWait) -> str:
     if waiting.watermark is not None:
         now = f"it is at {_format_time(waiting.watermark)}"
     return f"{rows} for the watermark to pass {_format_time(waiting.first)}; {now}."
-
-
-def _list_entries(source: Fields, key: str, max_items: int) -> Sequence[Fields]:
-    return [
-        source.entry(key, n, item) for n, item in enumerate(source.items(key, max_items=max_items))
-    ]
-
-
-def _read_time(source: Fields, key: str) -> int | None:
-    return source.integer(key, low=-_LARGEST, high=_LARGEST) if source.has(key) else None
 
 
 def _format_time(micros: int) -> str:

@@ -7,7 +7,7 @@ the status that applies to all.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from streambroker_core.wire.encoding.fields import Fields
@@ -66,10 +66,8 @@ def merge_statuses(several: Iterable[RuleStatus]) -> RuleStatus | None:
     worst = max(statuses, key=lambda one: list(_STATES).index(one.state))
     refusing = next((status for status in statuses if status.reason), worst)
     starts = [status.since for status in statuses if status.since is not None]
-    return RuleStatus(
-        version=worst.version,
-        state=worst.state,
-        scheduled=worst.scheduled,
+    return replace(
+        worst,
         refused=refusing.refused,
         reason=refusing.reason,
         message=refusing.message,
@@ -106,22 +104,18 @@ def read_statuses(fields: Fields) -> RuleStatusMap:
 
 def _read_status(fields: Fields) -> RuleStatus:
     return RuleStatus(
-        version=_number(fields, "version"),
+        version=fields.optional_integer("version", high=_LARGEST),
         state=fields.word("state", _STATES, "absent"),
-        scheduled=_number(fields, "scheduled"),
-        refused=_number(fields, "refused"),
+        scheduled=fields.optional_integer("scheduled", high=_LARGEST),
+        refused=fields.optional_integer("refused", high=_LARGEST),
         reason=_text(fields, "reason"),
         message=_text(fields, "message")[:MAX_MESSAGE],
-        since=_number(fields, "since"),
+        since=fields.optional_integer("since", high=_LARGEST),
         buckets=fields.integer("buckets", 0, high=_LARGEST),
         of=fields.integer("of", 0, high=_LARGEST),
         matches=fields.integer("matches", 0, high=_LARGEST),
         errors=fields.integer("errors", 0, high=_LARGEST),
     )
-
-
-def _number(fields: Fields, key: str) -> int | None:
-    return fields.integer(key, high=_LARGEST) if fields.has(key) else None
 
 
 def _text(fields: Fields, key: str) -> str:

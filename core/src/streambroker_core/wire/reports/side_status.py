@@ -148,15 +148,10 @@ def read_sides(source: Fields, key: str) -> tuple[SideStatus, ...]:
     Raises:
         ManifestError: a field is wrong; the error names it.
     """
-    items = source.items(key, max_items=MAX_SIDES)
-    return tuple(_read_side(source.entry(key, index, item)) for index, item in enumerate(items))
+    return tuple(map(_read_side, source.entries(key, max_items=MAX_SIDES)))
 
 
 def _read_side(source: Fields) -> SideStatus:
-    stalls = [
-        source.entry("stalls", index, entry)
-        for index, entry in enumerate(source.items("stalls", max_items=MAX_STALLS))
-    ]
     return SideStatus(
         operator=source.text("operator"),
         input=source.text("input"),
@@ -168,7 +163,7 @@ def _read_side(source: Fields) -> SideStatus:
                 rows=_read_count(entry, "rows"),
                 since=_read_time(entry, "since"),
             )
-            for entry in stalls
+            for entry in source.entries("stalls", max_items=MAX_STALLS)
         ),
         waiting_since=_read_time(source, "waiting_since"),
         version_since=_read_time(source, "version_since"),
@@ -181,4 +176,4 @@ def _read_count(source: Fields, key: str) -> int:
 
 
 def _read_time(source: Fields, key: str) -> int | None:
-    return source.integer(_key(key), high=_LARGEST) if source.has(_key(key)) else None
+    return source.optional_integer(_key(key), high=_LARGEST)

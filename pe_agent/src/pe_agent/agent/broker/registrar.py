@@ -55,8 +55,13 @@ class Registrar:
         Args:
             proof: the last proof that hints arrive, or empty.
         """
-        token, exchange = self._token.current(), self._create_exchange()
-        self._proof = proof
+        token, self._proof = self._token.current(), proof
+        private = secrets.token_bytes(key_exchange.SIZE)
+        exchange = registration.Exchange(
+            private=private,
+            public=key_exchange.public_key(private),
+            purpose=registration.key_purpose(self._agent.pe, self.wanted.instance),
+        )
         body = registration.encode_request(self.wanted, exchange, proof or None)
         reply = self._client.request("PUT", self.path, body).body
         response = registration.decode_answer(reply, exchange)
@@ -70,11 +75,3 @@ class Registrar:
         self._hints_enabled = response.hinted
         again = REGISTER_SECONDS if response.hinted else UNPROVEN_SECONDS
         self._next = time.monotonic() + again
-
-    def _create_exchange(self) -> registration.Exchange:
-        private = secrets.token_bytes(key_exchange.SIZE)
-        return registration.Exchange(
-            private=private,
-            public=key_exchange.public_key(private),
-            purpose=registration.key_purpose(self._agent.pe, self.wanted.instance),
-        )

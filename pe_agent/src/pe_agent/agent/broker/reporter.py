@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from streambroker_core.model import port_of
@@ -45,6 +45,7 @@ def build_report(status: Mapping[str, Any], limit: int = MAX_REPORT_BYTES) -> di
     rules with the least time.
     """
     report: dict[str, Any] = {}
+    sides = sorted(status.get("sides", ()), key=lambda side: -side["waitingRows"])
     for count in _READER_LIMITS:
         report = {
             "exports": {
@@ -53,17 +54,13 @@ def build_report(status: Mapping[str, Any], limit: int = MAX_REPORT_BYTES) -> di
             },
             "imports": _report_imports(status["imports"]["readers"], count),
             "fellows": _report_shard_agents(status.get("fellows", {})),
-            **({"sides": _report_sides(status["sides"], count)} if status.get("sides") else {}),
+            **({"sides": sides[:count]} if sides else {}),
             **_report_rules(status, count),
             **({"patterns": status["patterns"]} if "patterns" in status else {}),
         }
         if len(json.dumps(report)) <= limit:
             break
     return report
-
-
-def _report_sides(sides: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
-    return sorted(sides, key=lambda side: -side["waitingRows"])[:limit]
 
 
 def _report_rules(status: Mapping[str, Any], limit: int) -> dict[str, Any]:

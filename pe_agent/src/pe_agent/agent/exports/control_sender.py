@@ -16,14 +16,10 @@ from typing import Any
 from pe_agent.agent.exports.epoch_writer import EpochWriter
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream.manifests import Manifest, ManifestControl
-from pe_agent.agent.state.control_log import MAX_REQUEST_ID, RequestDiffersError
+from pe_agent.agent.state.control_log import RequestDiffersError, read_request
 from streambroker_core.control.tuples import ControlTuple
 from streambroker_core.control.tuples.epoch_control import check_epoch
-from streambroker_core.control.tuples.request import (
-    ControlRequest,
-    canonical_text,
-    parse_control_request,
-)
+from streambroker_core.control.tuples.request import ControlRequest, parse_control_request
 from streambroker_core.control.tuples.window_bounds import make_control_head
 from streambroker_core.errors import StreambrokerError
 
@@ -75,10 +71,7 @@ class ControlSender:
             ExportFullError: the log has no room now.
             RequestDiffersError: the request id was used for another tuple.
         """
-        if not 0 < len(request) <= MAX_REQUEST_ID:
-            raise RequestDiffersError(f"a request's id has 1 to {MAX_REQUEST_ID} characters.")
-        control_request = parse_control_request(body)
-        text = canonical_text(control_request.encode())
+        control_request, text = read_request(request, body)
         with self._state.publishing, self._state.lock:
             known = self._store.query(
                 "SELECT seq, what FROM emitted WHERE export = ? AND request = ?",

@@ -380,14 +380,12 @@ def verify_stage(stream: ExportStream | None, summary: Mapping[str, Any], locati
     if stage is None or not stage.complete:
         raise StageMissingError(
             f"stage {summary['stage']} is not in the log of {location} (was the agent's data"
-            f" directory"
-            " replaced?). Nothing was published; the query stops and replays."
+            " directory replaced?). Nothing was published; the query stops and replays."
         )
     if (stage.rows, stage.crc) != (summary["rows"], summary["crc"]):
         raise StageMissingError(
             f"stage {stage.id} has {stage.rows} rows and crc {stage.crc} in the log of {location},"
-            f" the"
-            f" task reported {summary['rows']} and {summary['crc']}. Nothing was published."
+            f" the task reported {summary['rows']} and {summary['crc']}. Nothing was published."
         )
     return stage
 

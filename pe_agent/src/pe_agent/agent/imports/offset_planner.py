@@ -19,12 +19,11 @@ from pe_agent.agent.imports.control_pins import (
 )
 from pe_agent.agent.imports.import_state import ImportState
 from pe_agent.agent.imports.pinned_rules import hold_back, pin_rules
-from pe_agent.agent.imports.plan_requests import NextBatch, PlanRequests, decode_planned
+from pe_agent.agent.imports.plan_requests import NextBatch, PlanRequests
 from pe_agent.agent.imports.readers import ImportReader
 from pe_agent.agent.imports.slice_planner import SlicePlanner
 from streambroker_core.ledger.offset import (
     Offset,
-    PlannedRange,
     advance,
     find_never_read,
     forget_streams,
@@ -32,6 +31,7 @@ from streambroker_core.ledger.offset import (
     without_exports,
 )
 from streambroker_core.wire.agent_rpc.job import QueryBegin, QueryEnded
+from streambroker_core.wire.agent_rpc.peer import PlannedRange
 from streambroker_core.wire.agent_rpc.reader import Busy, NextOffset, ReaderNext
 from streambroker_core.wire.broker.view import ImportPort, ImportRoute
 
@@ -241,7 +241,7 @@ class OffsetPlanner:
             )
             if response is None:
                 continue
-            planned = decode_planned(response)
+            planned = response.planned
             reader.received.note_plan(export, planned, start)
             opened = response.routed and export not in start.last
             if opened or any(_changes_offset(p, start) for p in planned):

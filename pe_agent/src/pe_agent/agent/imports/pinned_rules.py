@@ -13,7 +13,7 @@ from streambroker_core.cep.rules.push_down import TOO_LONG, narrow_filter
 from streambroker_core.ledger.offset import Offset, PinnedRules
 from streambroker_core.wire.agent_rpc.reader import ReaderNext, RulesPosition
 from streambroker_core.wire.broker.capability import claims_filter
-from streambroker_core.wire.broker.view import ImportPort, ImportRoute
+from streambroker_core.wire.broker.view import ImportPort
 
 
 def hold_back(request: ReaderNext) -> ReaderNext:
@@ -41,9 +41,8 @@ def pin_rules(
         return replace(end, filter=import_filter)
     filter_, why = import_filter, requested.why if requested else ""
     if rules.relevant is not None:
-        forbids = sorted(
-            str(r.export) for r in (import_.routes if import_ else ()) if _may_forbid_filter(r)
-        )
+        routes = import_.routes if import_ else ()
+        forbids = sorted(str(r.export) for r in routes if not claims_filter(r.capability))
         combined = narrow_filter(rules.relevant, import_filter)
         if forbids:
             why = f"{', '.join(forbids)} allows no filter"
@@ -57,8 +56,3 @@ def pin_rules(
         "why": why,
     }
     return replace(end, filter=filter_, rules=replace(rules, own=import_filter))
-
-
-def _may_forbid_filter(route: ImportRoute) -> bool:
-    """Return whether an exporter may refuse a filter, according to its capability."""
-    return not claims_filter(route.capability)

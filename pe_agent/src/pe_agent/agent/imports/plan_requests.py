@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pe_agent.agent.imports.control_pins import ControlBudget
 from pe_agent.agent.imports.import_state import ImportState
@@ -12,8 +12,9 @@ from pe_agent.agent.imports.peer_agents import PLAN_SECONDS, READER_LEASE
 from pe_agent.agent.imports.readers import ImportReader
 from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.errors import CapabilityError
-from streambroker_core.ledger.offset import Offset, PlannedRange
+from streambroker_core.ledger.offset import Offset
 from streambroker_core.wire.agent_rpc.peer import PeerPlan, Planned
 from streambroker_core.wire.agent_rpc.reader import ReaderNext
 from streambroker_core.wire.broker.view import ImportRoute
@@ -74,17 +75,18 @@ class PlanRequests:
         """
         reader, start = batch.reader, batch.start
         export, location = str(route.export), str(route.location)
+        request = replace(
+            self._acknowledgement(batch, export),
+            capability=route.capability,
+            start=batch.policy,
+            budget=budget,
+            one=at_least_one,
+        )
+        if request.control is not None:
+            tuples, payload = max(0, control_budget.tuples), max(0, control_budget.payload)
+            request = replace(request, tuples=tuples, payload=payload)
         try:
-            response = self._call(
-                batch,
-                export,
-                location,
-                route.capability,
-                policy=batch.policy,
-                budget=budget,
-                at_least_one=at_least_one,
-                control_budget=control_budget,
-            )
+            response = _call(location, request)
         except AgentUnreachableError as error:
             self._peers.note_away(location, str(error))
             reader.silent.add(export)
@@ -115,7 +117,7 @@ class PlanRequests:
             if known or self._peers.is_away(location):
                 continue
             try:
-                response = self._call(batch, export, location, None)
+                response = _call(location, self._acknowledgement(batch, export))
             except AgentUnreachableError as error:
                 self._peers.note_away(location, str(error))
             except AgentRefusedError as error:
@@ -136,45 +138,35 @@ class PlanRequests:
             for r in routes
         )
 
-    def _call(
-        self,
-        batch: NextBatch,
-        export: str,
-        location: str,
-        capability: str | None,
-        *,
-        policy: str = "latest",
-        budget: int = 0,
-        at_least_one: bool = False,
-        control_budget: ControlBudget | None = None,
-    ) -> Planned:
+    def _acknowledgement(self, batch: NextBatch, export: str) -> PeerPlan:
+        """Return a request that acknowledges the reader's positions and plans nothing."""
         reader, request, start = batch.reader, batch.request, batch.start
-        control, limits = request.control, control_budget or ControlBudget()
-        plan = PeerPlan(
+        reads_control = request.control is not None
+        return PeerPlan(
             export=export,
             import_=reader.import_,
             reader=reader.id,
             call=self._state.readers.number_plan_call(reader),
-            capability=capability,
             pass_=reader.passes.get(export),
-            start=policy,
             known=export in start.last,
             last=start.last.get(export),
             positions=self._state.positions(reader, export, start),
             own=self._state.own_streams(reader, export, start),
             limit=request.limit,
-            budget=budget,
-            one=at_least_one,
+            one=False,
             schema=request.schema,
             lease=READER_LEASE,
             filter=batch.filter,
             columns=list(request.columns),
             lossy=request.lossy,
-            control=control,
-            tuples=None if control is None else max(0, limits.tuples),
-            payload=None if control is None else max(0, limits.payload),
+            control=request.control,
+            tuples=MAX_TUPLES if reads_control else None,
+            payload=MAX_BYTES if reads_control else None,
         )
-        return send(AgentClient(location), plan, timeout=PLAN_SECONDS)
+
+
+def _call(location: str, request: PeerPlan) -> Planned:
+    return send(AgentClient(location), request, timeout=PLAN_SECONDS)
 
 
 def _note_refusal(reader: ImportReader, export: str, reason: str) -> None:
@@ -185,19 +177,3 @@ def _note_refusal(reader: ImportReader, export: str, reason: str) -> None:
         reader.refused[export] = reason
     else:
         reader.refused.pop(export, None)
-
-
-def decode_planned(response: Planned) -> list[PlannedRange]:
-    """Return the ranges of a plan as an offset takes them."""
-    return [
-        PlannedRange(
-            stream=p.stream,
-            from_=p.from_,
-            next=p.next,
-            dropped=p.dropped,
-            duplicates=p.duplicates,
-            lost=p.lost,
-            has_gap=p.moved,
-        )
-        for p in response.planned
-    ]

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streambroker_core.ledger.offset import Offset, PlannedRange
+from streambroker_core.ledger.offset import Offset
+from streambroker_core.wire.agent_rpc.peer import PlannedRange
 
 log = logging.getLogger("pe_agent")
 
@@ -73,6 +74,3 @@ class ReceiveCounts:
             "successor": self.successor,
             "lagEpochs": sum(self.lag_epochs.values()),
         }
-
-
-__all__ = ["ReceiveCounts"]

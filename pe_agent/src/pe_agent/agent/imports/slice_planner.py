@@ -219,7 +219,7 @@ class SlicePlanner:
                     **common,
                     **at[agent],
                     "stream": stream,
-                    "pieces": [_encode_piece(p) for p in pieces],
+                    "pieces": [[p.epoch, p.first, p.last] for p in pieces],
                     **(numbers.for_slice(agent, pieces) if numbers else {}),
                 }
                 for agent, sizes in _group_by_agent(epochs).items()
@@ -316,10 +316,6 @@ def _register_plan(location: str, request: PeerReplan) -> RegisteredPlan:
         if error.code == AgentUnreachableError.code:
             raise ShardAgentSilentError(str(error)) from error
         raise PlanRefusedError(f"{error.code}: {error}") from error
-
-
-def _encode_piece(piece: BlockRange) -> list[int]:
-    return [piece.epoch, piece.first, piece.last]
 
 
 def _group_by_agent(epochs: Mapping[str, list[list[int]]]) -> dict[int, dict[int, list[int]]]:

@@ -49,10 +49,8 @@ class RuleMetricsStore:
         """
         fields = Fields(to_json(request))
         name = fields.text("operator"), fields.text("log")
-        rules = [
-            read_metrics(fields.entry("rules", number, entry), *name)
-            for number, entry in enumerate(fields.items("rules", max_items=MAX_REPORTED_RULES))
-        ]
+        entries = fields.entries("rules", max_items=MAX_REPORTED_RULES)
+        rules = [read_metrics(entry, *name) for entry in entries]
         waiting = (
             read_watermark_wait(fields.child("waiting"), *name) if fields.has("waiting") else None
         )

@@ -49,11 +49,8 @@ class SideReports:
         Raises:
             ManifestError: a field is invalid.
         """
-        fields = Fields({"buckets": buckets})
-        read = [
-            _read_bucket(fields.entry("buckets", number, one))
-            for number, one in enumerate(fields.items("buckets", max_items=MAX_BUCKETS))
-        ]
+        entries = Fields({"buckets": buckets}).entries("buckets", max_items=MAX_BUCKETS)
+        read = [_read_bucket(entry) for entry in entries]
         with self._lock:
             for name, bucket, window, sides in read:
                 query = self._queries.setdefault(name, _QueryReport(self._clock()))

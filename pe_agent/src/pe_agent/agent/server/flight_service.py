@@ -116,8 +116,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, IndexError)):
             error = BodyInvalidError(
                 f"request {request_name!r} lacks a field or has a wrong one:"
-                f" {type(error).__name__}:"
-                f" {error}"
+                f" {type(error).__name__}: {error}"
             )
         return to_flight(error)
 
@@ -187,6 +186,9 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         """Send the blocks of one slice, one batch per block, even if no row passes."""
         try:
             request = _parse_json(_check_size(ticket.ticket))
+            latest = request.get("latest")
+            if latest is not None:
+                latest = LatestTimeRequest(column=latest["column"], filter=latest["filter"])
             read = ReadRequest(
                 reader=str(request["reader"]),
                 stream=str(request["stream"]),
@@ -195,7 +197,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 columns=column_names(request["columns"]),
                 query=None if request.get("query") is None else str(request["query"]),
                 numbered=bool(request.get("numbered")),
-                latest=_parse_latest(request.get("latest")),
+                latest=latest,
             )
             export = self._agent.resolve_ticket(request, read)
             stream = export.streams.get(read.stream)
@@ -224,14 +226,6 @@ def _error_location(error: Exception) -> str:
     while at is not None and at.tb_next is not None:
         at = at.tb_next
     return "?" if at is None else f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
-
-
-def _parse_latest(request: dict[str, Any] | None) -> LatestTimeRequest | None:
-    return (
-        None
-        if request is None
-        else LatestTimeRequest(column=request["column"], filter=request["filter"])
-    )
 
 
 def _check_size(data: bytes) -> bytes:

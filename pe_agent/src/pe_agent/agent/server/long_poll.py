@@ -72,9 +72,12 @@ class WatchService:
             try:
                 exported, routed = self._agent.exports.get(export), False
                 try:
-                    routed = of.capability is not None and self._check_authorized(
-                        export, import_, of.capability
-                    )
+                    if of.capability is not None:
+                        shown = PeerCredentials(
+                            export=export, import_=import_, capability=of.capability
+                        )
+                        self._access.authorize(shown)
+                        routed = True
                 finally:
                     authenticated = [
                         reader
@@ -93,12 +96,6 @@ class WatchService:
         if heads is None and not has_plan:
             return RefusedHead(error=str(refused), code=refused.code)
         return ExportHead(heads=heads, ended=ended)
-
-    def _check_authorized(self, export: str, import_: str, capability: str) -> bool:
-        self._access.authorize(
-            PeerCredentials(export=export, import_=import_, capability=capability)
-        )
-        return True
 
     def leave(self, request: PeerLeave) -> None:
         """End a reader's lease at the request of its own agent, which shows the pass."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hmac
 import time
 from typing import NamedTuple
 
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.exports.export import AgentExport
+from pe_agent.agent.server.caller_checks import equal_in_constant_time
 from pe_agent.agent.shards import read_grant as grants
 from streambroker_core.errors import CapabilityError, StreambrokerError
 from streambroker_core.ledger.routes import NotRoutedError
@@ -76,8 +76,7 @@ class PeerAccess:
 
     def is_pass_valid(self, export: str, import_: str, reader: str, pass_: object) -> bool:
         """Return whether a caller shows the pass of a reader: the reader id is no secret."""
-        wanted = self.pass_for(export, import_, reader)
-        return hmac.compare_digest(str(pass_ or "").encode(), wanted.encode())
+        return equal_in_constant_time(str(pass_ or ""), self.pass_for(export, import_, reader))
 
     def _verify_capability(
         self, export: AgentExport, import_: str, token: str | None

@@ -18,7 +18,6 @@ from streambroker_core.wire.agent_rpc.peer import (
     PeerReplan,
     PeerWhere,
     Planned,
-    PlannedStream,
     RegisteredPlan,
     credentials,
 )
@@ -121,18 +120,7 @@ def to_plan_request(request: PeerPlan | PeerReplan, authorized: AuthorizedRead) 
 def to_response(plan: Plan, misfits: Sequence[str] = (), pass_: str | None = None) -> Planned:
     """Return a ledger's plan as the response."""
     return Planned(
-        planned=[
-            PlannedStream(
-                stream=p.stream,
-                from_=p.from_,
-                next=p.next,
-                dropped=p.dropped,
-                duplicates=p.duplicates,
-                lost=p.lost,
-                moved=p.has_gap,
-            )
-            for p in plan.planned
-        ],
+        planned=plan.planned,
         bytes=plan.bytes,
         last=plan.last,
         routed=plan.routed,

@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from streambroker_core.errors import StreambrokerError
@@ -54,16 +54,7 @@ class Grant:
 
 def sign(token: str, grant: Grant) -> str:
     """Return the signed text of a grant for the agent with this token; deterministic."""
-    body = canonical(
-        {
-            "v": 1,
-            "export": grant.export,
-            "reader": grant.reader,
-            "ranges": {s: list(r) for s, r in grant.ranges.items()},
-            "filter": grant.filter,
-            "columns": None if grant.columns is None else list(grant.columns),
-        }
-    )
+    body = canonical({"v": 1, **asdict(grant)})
     return f"{base64.urlsafe_b64encode(body).decode()}.{_mac(token, body)}"
 
 

@@ -145,12 +145,8 @@ class ShardAgents:
             AgentUnreachableError: one does not respond; the caller retries.
             AgentRefusedError: one refuses.
         """
-
-        def seal(pe: str) -> Sequence[SealedBlocks]:
-            return self._require_agent(pe).send(requests[pe], timeout=SEAL_SECONDS).stages
-
-        with ThreadPoolExecutor(len(requests), thread_name_prefix="seal") as threads:
-            return dict(zip(requests, threads.map(seal, requests), strict=True))
+        responses = self._send_all(requests, timeout=SEAL_SECONDS)
+        return {pe: response.stages for pe, response in responses.items()}
 
     def find_broken(
         self, requests: Mapping[str, StageVerify]
@@ -161,15 +157,20 @@ class ShardAgents:
             AgentUnreachableError: one does not respond, or has not verified all parts yet; its
                 parts are not lost for that.
         """
-
-        def ask(pe: str) -> Mapping[str, Mapping[str, str]]:
-            response = self._require_agent(pe).send(requests[pe], timeout=VERIFY_SECONDS)
+        responses = self._send_all(requests, timeout=VERIFY_SECONDS)
+        for pe, response in responses.items():
             if not response.done:
                 raise AgentUnreachableError(f"agent {pe} has not verified all of its parts yet.")
-            return response.broken
+        return {pe: response.broken for pe, response in responses.items()}
 
-        with ThreadPoolExecutor(len(requests), thread_name_prefix="verify") as threads:
-            return dict(zip(requests, threads.map(ask, requests), strict=True))
+    def _send_all(self, requests: Mapping[str, Request[R]], *, timeout: float) -> dict[str, R]:
+        """Send a request to each of several shard agents, in parallel."""
+
+        def send_one(pe: str) -> R:
+            return self._require_agent(pe).send(requests[pe], timeout=timeout)
+
+        with ThreadPoolExecutor(len(requests), thread_name_prefix="shard agents") as threads:
+            return dict(zip(requests, threads.map(send_one, requests), strict=True))
 
     def issue_tickets(self, pes: Sequence[str], grant: Grant) -> list[GrantedAgent]:
         """Return address and signed grant for reads at each of these shard agents.

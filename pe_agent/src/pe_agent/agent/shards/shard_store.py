@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from pe_agent.agent.exports.export_state import SEGMENT_BYTES
 from pe_agent.agent.exports.publisher import StageMissingError, StageTooLargeError, verify_stage
+from pe_agent.agent.exports.stream import retained_epochs as retained
 from pe_agent.agent.exports.stream.block_reader import BytesCache, ReadRequest
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, Stage
@@ -61,9 +62,8 @@ class ShardMissingError(StreambrokerError):
     def __init__(self, pe: str, epochs: str, reason: str) -> None:
         super().__init__(
             f"agent {pe} does not have its part of {epochs}: {reason}. Nothing was skipped; the"
-            f" query"
-            " stops here. Restore that agent's data directory, or start the importer with a new"
-            " checkpoint, or without them: fail_on_data_loss=False."
+            " query stops here. Restore that agent's data directory, or start the importer with a"
+            " new checkpoint, or without them: fail_on_data_loss=False."
         )
 
 
@@ -403,12 +403,7 @@ def describe_epochs(request: Mapping[str, Any]) -> str:
 
 def _release_epochs(stream: ExportStream, level: Mapping[str, Any]) -> None:
     """Remove parts of epochs that the home has removed, and stages it will not publish."""
-    retained = [(int(first), int(next_)) for first, next_ in level["kept"]]
-    obsolete = [
-        n
-        for n in list(stream.manifests)
-        if n < int(level["next"]) and not any(first <= n < next_ for first, next_ in retained)
-    ]
+    obsolete = [n for n in list(stream.manifests) if not retained.is_retained(n, level)]
     runs, aborted = frozenset(level["runs"]), level["aborted"]
 
     def useless(stage: Stage) -> bool:

@@ -19,7 +19,11 @@ from typing import Any
 from pe_agent.agent.state.store import Store
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES, ControlTuple
 from streambroker_core.control.tuples.epoch_control import check_epoch
-from streambroker_core.control.tuples.request import canonical_text, parse_control_request
+from streambroker_core.control.tuples.request import (
+    ControlRequest,
+    canonical_text,
+    parse_control_request,
+)
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.losses import DataLossError
 
@@ -56,11 +60,25 @@ class ControlLogTwiceError(StreambrokerError):
     code = "ControlLogTwice"
 
 
+def read_request(request: str, body: dict[str, Any]) -> tuple[ControlRequest, str]:
+    """Return a control tuple that is to be emitted, and its canonical text.
+
+    Raises:
+        ControlLimitError, ManifestError: the tuple is invalid.
+        RequestDiffersError: the request id is too long, or empty.
+    """
+    if not 0 < len(request) <= MAX_REQUEST_ID:
+        raise RequestDiffersError(f"a request's id has 1 to {MAX_REQUEST_ID} characters.")
+    control_request = parse_control_request(body)
+    return control_request, canonical_text(control_request.encode())
+
+
 class ControlLog:
     """Control log of one agent. Thread-safe.
 
     Attributes:
         id: first part of the identity of its tuples.
+        next_seq: number of the next entry.
         accepted: entries since the agent's start, by delivery.
         applied: entries whose window a reader has finished, by delivery; counted per reader.
     """
@@ -81,7 +99,7 @@ class ControlLog:
             id_ = secrets.token_hex(8)
             store.set("control_log", id_)
         self.id = id_
-        self._next_seq = self._number("SELECT MAX(seq) FROM control_log", -1) + 1
+        self.next_seq = self._number("SELECT MAX(seq) FROM control_log", -1) + 1
         self.accepted: Counter[str] = Counter()
         self.applied: Counter[str] = Counter()
         now = clock()
@@ -90,11 +108,6 @@ class ControlLog:
     def _number(self, sql: str, default: int) -> int:
         value = self._store.query(sql)[0][0]
         return default if value is None else int(value)
-
-    @property
-    def next_seq(self) -> int:
-        """Number of the next entry."""
-        return self._next_seq
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -106,10 +119,7 @@ class ControlLog:
             ControlLogFullError: a reader has too many unread entries.
             RequestDiffersError: the request id was used for another tuple.
         """
-        if not 0 < len(request) <= MAX_REQUEST_ID:
-            raise RequestDiffersError(f"a request's id has 1 to {MAX_REQUEST_ID} characters.")
-        control_request = parse_control_request(body)
-        text = canonical_text(control_request.encode())
+        control_request, text = read_request(request, body)
         with self._lock:
             known = self._store.query(
                 "SELECT seq, what FROM control_log WHERE request = ?", request
@@ -120,7 +130,7 @@ class ControlLog:
                     " tuple a request id of its own."
                 )
             if not known:
-                seq = self._next_seq
+                seq = self.next_seq
                 check_epoch([control_request.with_identity(self.id, seq)], "the control log")
                 self._check_room(len(text))
                 self._insert(seq, request, text)
@@ -135,11 +145,11 @@ class ControlLog:
                 "DELETE FROM control_log WHERE seq < ?",
                 (min(self._min_position(), seq + 1 - RETAINED_ENTRIES),),
             )
-        self._next_seq = seq + 1
+        self.next_seq = seq + 1
 
     def _check_room(self, size: int) -> None:
         floor = self._min_position()
-        if floor == self._next_seq:
+        if floor == self.next_seq:
             return
         count, bytes_ = self._store.query(
             "SELECT COUNT(*), SUM(LENGTH(what)) FROM control_log WHERE seq >= ?", floor
@@ -163,16 +173,16 @@ class ControlLog:
     def backlog(self) -> int:
         """Return the number of unread entries of the slowest reader."""
         with self._lock:
-            return self._next_seq - self._min_position()
+            return self.next_seq - self._min_position()
 
     def _min_position(self) -> int:
-        return min(self._active_positions().values(), default=self._next_seq)
+        return min(self._active_positions().values(), default=self.next_seq)
 
     # -- reading -----------------------------------------------------------------------------
 
     def first_retained(self) -> int:
         """Return the first retained number."""
-        return self._number("SELECT MIN(seq) FROM control_log", self._next_seq)
+        return self._number("SELECT MIN(seq) FROM control_log", self.next_seq)
 
     def acknowledge(self, reader: str, next_: int) -> None:
         """Record a reader's position: its offset includes all entries below ``next_``."""
@@ -256,7 +266,7 @@ class ControlLog:
         if not self._store.query("SELECT 1 FROM control_log WHERE seq = ?", seq):
             raise NotLoggedError(
                 f"the control log has no entry {seq}: it has those from {self.first_retained()} to"
-                f" {self._next_seq - 1}."
+                f" {self.next_seq - 1}."
             )
         with self._lock:
             positions = self._active_positions()

@@ -68,7 +68,7 @@ class RouteTable:
             view = wire.retain_held_routes(view, self.view)
             if view.rules is None and self.view is not None:
                 view = replace(view, rules=self.view.rules, rules_version=self.view.rules_version)
-            if self.view is not None and _equal(view, self.view):
+            if self.view is not None and _content(view) == _content(self.view):
                 self.view = view
                 return
             try:
@@ -121,10 +121,7 @@ class RuleGate:
         return replace(received, rules=None)
 
 
-def _equal(first: View, second: View) -> bool:
-    return first.version == second.version and _capabilities(first) == _capabilities(second)
-
-
-def _capabilities(view: View) -> dict[str, list[str | None]]:
-    """Return the capabilities, which expire and are not part of the version."""
-    return {name: [r.capability for r in port.routes] for name, port in view.imports.items()}
+def _content(view: View) -> tuple[str, dict[str, list[str | None]]]:
+    """Return the version, and the capabilities, which expire and are not part of it."""
+    routes = {name: port.routes for name, port in view.imports.items()}
+    return view.version, {name: [r.capability for r in of] for name, of in routes.items()}

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from pe_agent.agent.exports.stream.manifests import Block, Manifest
 from pe_agent.agent.exports.stream.stream_index import StreamIndex
-from pe_agent.log.block_log import BlockLog
 from pe_agent.log.errors import LogError
 from pe_agent.log.frames import Address, Kind
+from pe_agent.log.log import StreamLog
 
 log = logging.getLogger("pe_agent")
 
@@ -28,7 +28,7 @@ class Compactor:
     """
 
     def __init__(
-        self, stream: str, blocks: BlockLog, index: StreamIndex, *, segment_bytes: int
+        self, stream: str, blocks: StreamLog, index: StreamIndex, *, segment_bytes: int
     ) -> None:
         self.before_drop: Callable[[], None] = lambda: None
         self._stream = stream

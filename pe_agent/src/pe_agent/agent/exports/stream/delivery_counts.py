@@ -14,8 +14,9 @@ from pe_agent.agent.exports.stream.row_filter import count_passing_rows
 from pe_agent.log.errors import LogError
 from streambroker_core.ledger.epochs import holes
 from streambroker_core.ledger.losses import MissingRange
-from streambroker_core.ledger.offset import PlannedRange, column_names
+from streambroker_core.ledger.offset import column_names
 from streambroker_core.ledger.retention import Reader
+from streambroker_core.wire.agent_rpc.peer import PlannedRange
 
 log = logging.getLogger("pe_agent")
 
@@ -86,7 +87,11 @@ class ReaderDelivery:
 
 
 class DeliveryCounts:
-    """Counts of all readers of one export; guarded by the export's lock."""
+    """Counts of all readers of one export; guarded by the export's lock.
+
+    Attributes:
+        passed_rows: uncounted rows that passed, by reader, stream, epoch and block.
+    """
 
     def __init__(
         self, streams: Mapping[str, ExportStream], count_rows: Callable[[str, int, int], int]
@@ -95,7 +100,7 @@ class DeliveryCounts:
         self._streams = streams
         self._count_rows = count_rows
         self._by_reader: dict[str, ReaderDelivery] = {}
-        self._passed_rows: dict[str, dict[str, dict[int, dict[int, int]]]] = {}
+        self.passed_rows: dict[str, dict[str, dict[int, dict[int, int]]]] = {}
         self._sent_control: dict[str, Counter[str]] = {}
 
     def for_reader(self, reader: str) -> ReaderDelivery:
@@ -105,7 +110,7 @@ class DeliveryCounts:
     def forget(self, reader: str) -> None:
         """Remove an evicted reader."""
         self._by_reader.pop(reader, None)
-        self._passed_rows.pop(reader, None)
+        self.passed_rows.pop(reader, None)
         self._sent_control.pop(reader, None)
 
     def sent_control(self, reader: str) -> Counter[str]:
@@ -153,12 +158,8 @@ class DeliveryCounts:
     def note_passed(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
         """Record how many rows of a block passed the filter; idempotent."""
         if epoch >= self.for_reader(reader).counted.get(stream, 0):
-            of_stream = self._passed_rows.setdefault(reader, {}).setdefault(stream, {})
+            of_stream = self.passed_rows.setdefault(reader, {}).setdefault(stream, {})
             of_stream.setdefault(epoch, {})[block] = rows
-
-    def count_pending_epochs(self) -> int:
-        """Return the number of epochs with recorded but uncounted rows."""
-        return sum(len(epochs) for of in self._passed_rows.values() for epochs in of.values())
 
     def finish_plan(self, reader: Reader, positions: Mapping[str, int]) -> None:
         """Count the planned epochs that ``positions`` finish as delivered, filtered or lost."""
@@ -182,7 +183,7 @@ class DeliveryCounts:
                 delivery.count_missed(name)
 
     def _forget_passed(self, reader: str, stream: str, counted: int) -> None:
-        by_epoch = self._passed_rows.get(reader, {}).get(stream, {})
+        by_epoch = self.passed_rows.get(reader, {}).get(stream, {})
         for epoch in [e for e in by_epoch if e < counted]:
             del by_epoch[epoch]
 
@@ -199,7 +200,7 @@ class DeliveryCounts:
         if delivery.filter is None:
             delivery.delivered += manifest.rows
             return
-        passed = self._passed_rows.get(reader, {}).get(stream.id, {}).get(epoch, {})
+        passed = self.passed_rows.get(reader, {}).get(stream.id, {}).get(epoch, {})
         passing = sum(
             passed[i] if i in passed else _count_passing(stream, block, delivery.filter)
             for i, block in enumerate(manifest.local_blocks)

@@ -7,7 +7,6 @@ import logging
 import secrets
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +14,6 @@ import pyarrow as pa
 from pe_agent.agent.exports.stream.compactor import Compactor
 from pe_agent.agent.exports.stream.manifests import Block, Manifest, Stage
 from pe_agent.agent.exports.stream.stream_index import StreamIndex
-from pe_agent.log.commit import Committer
 from pe_agent.log.errors import AddressGone
 from pe_agent.log.frames import Address, Kind
 from pe_agent.log.log import StreamLog
@@ -51,7 +49,12 @@ class ExportStream:
         ddl: str,
         schema: pa.Schema,
         segment_bytes: int,
+        is_shard: bool = False,
     ) -> None:
+        """Build the index from the frames of an opened log.
+
+        With ``is_shard`` all stages are kept: a shard has no manifests of what is published.
+        """
         self.id = id_
         self.log = log
         self.query = query
@@ -62,40 +65,15 @@ class ExportStream:
         self.stages = self._index.stages
         self.recovered_position = (0, 0)
         self.compactor = Compactor(id_, log, self._index, segment_bytes=segment_bytes)
+        self._recover(is_shard)
 
     @property
     def staged_bytes(self) -> int:
         """Bytes of the stages in the log."""
         return self._index.staged_bytes
 
-    @staticmethod
-    def open(
-        id_: str,
-        directory: Path,
-        *,
-        committer: Committer,
-        query: str,
-        ddl: str,
-        schema: pa.Schema,
-        segment_bytes: int,
-        progress: Callable[[int, int], None] | None = None,
-        is_shard: bool = False,
-    ) -> ExportStream:
-        """Create or recover the stream's log and build the index from its frames.
-
-        With ``is_shard`` all stages are kept: a shard has no manifests of what is published.
-        """
-        log = StreamLog.open(
-            directory, segment_bytes=segment_bytes, committer=committer, progress=progress
-        )
-        stream = ExportStream(
-            id_, log=log, query=query, ddl=ddl, schema=schema, segment_bytes=segment_bytes
-        )
-        stream._recover(is_shard)
-        return stream
-
     def _recover(self, is_shard: bool) -> None:
-        """Build the index from the recovered frames; skip the blocks of published stages."""
+        """Index the recovered frames; skip the blocks of published stages."""
         present = {s.number: s.end for s in self.log.segments()}
         ends: dict[str, tuple[dict[str, Any], Address]] = {}
         published: dict[str, int] = {}
@@ -130,25 +108,21 @@ class ExportStream:
             if data["s"] in blocks:
                 blocks[data["s"]].append(Block(address, data["n"]))
         for id_, (end, address) in ends.items():
-            self._recover_stage(end, address, blocks[id_])
-
-    def _recover_stage(self, end: dict[str, Any], address: Address, blocks: list[Block]) -> None:
-        if len(blocks) != end["blocks"]:
-            return
-        stage = Stage(
-            id=end["stage"],
-            stream=self.id,
-            query=end["query"],
-            run=end["run"],
-            batch=end["batch"],
-            blocks=blocks,
-            rows=end["rows"],
-            crc=end["crc"],
-            bytes=sum(b.bytes for b in blocks) + address.length,
-            complete=True,
-            end_address=address,
-        )
-        self._index.add_stage(stage)
+            if len(blocks[id_]) == end["blocks"]:
+                stage = Stage(
+                    id=id_,
+                    stream=self.id,
+                    query=end["query"],
+                    run=end["run"],
+                    batch=end["batch"],
+                    blocks=blocks[id_],
+                    rows=end["rows"],
+                    crc=end["crc"],
+                    bytes=sum(b.bytes for b in blocks[id_]) + address.length,
+                    complete=True,
+                    end_address=address,
+                )
+                self._index.add_stage(stage)
 
     # -- writing -----------------------------------------------------------------------------
 

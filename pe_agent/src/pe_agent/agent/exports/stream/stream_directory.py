@@ -17,6 +17,7 @@ import pyarrow as pa
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
+from pe_agent.log.log import StreamLog
 
 _ADD = "INSERT OR REPLACE INTO unnamed VALUES (?, ?)"
 _FORGET = "DELETE FROM unnamed WHERE owner = ? AND id = ?"
@@ -44,17 +45,16 @@ class StreamDirectory:
         progress: Callable[[str, int, int], None] | None = None,
         is_shard: bool = False,
     ) -> ExportStream:
-        """Create or recover the log of a stream; see :meth:`ExportStream.open`."""
-        return ExportStream.open(
-            id_,
+        """Create or recover the log of a stream; ``is_shard`` as in `ExportStream`."""
+        size = self._segment_bytes
+        log = StreamLog.open(
             self._parent / id_,
+            segment_bytes=size,
             committer=self._committer,
-            query=query,
-            ddl=ddl,
-            schema=schema,
-            segment_bytes=self._segment_bytes,
             progress=None if progress is None else lambda n, of: progress(id_, n, of),
-            is_shard=is_shard,
+        )
+        return ExportStream(
+            id_, log=log, query=query, ddl=ddl, schema=schema, segment_bytes=size, is_shard=is_shard
         )
 
     def add_orphan(self, id_: str, db: sqlite3.Connection | None = None) -> None:
