@@ -85,7 +85,6 @@ class AgentProcess:
         store.close()
 
     def spawn(self) -> Process:
-        """Start the process and do not wait for it."""
         command = [*self.main, "--home", str(self.home), "--job", self.job]
         command += ["--pe", self.pe.rpartition("/")[2], "--host", "127.0.0.1"]
         command += ["--linger", str(self.linger)]
@@ -107,12 +106,10 @@ class AgentProcess:
         return self.process
 
     def start(self) -> AgentProcess:
-        """Start it and wait until it listens."""
         self.spawn()
         return self.ready()
 
     def ready(self) -> AgentProcess:
-        """Wait until a spawned agent listens."""
         process = self.process
         assert process is not None
         assert process.stdout is not None
@@ -157,7 +154,6 @@ class AgentProcess:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End it in order."""
         self._end(signal.SIGTERM)
 
     def _end(self, how: signal.Signals) -> None:
@@ -171,7 +167,6 @@ class AgentProcess:
         self.process = None
 
     def restart(self) -> None:
-        """Kill it and start it again on the same port."""
         self.kill()
         self.start()
 
@@ -271,8 +266,6 @@ def import_view(importer: AgentProcess, exporter: AgentProcess, plumbing: Plumbi
 
 @dataclass
 class Pair:
-    """An exporting and an importing agent, connected."""
-
     exporter: AgentProcess
     importer: AgentProcess
     how: Plumbing
@@ -355,7 +348,6 @@ class Publishing:
         )
 
     def publish(self, batch: int, *batches: pa.RecordBatch) -> dict[str, Any]:
-        """Admit, stage and commit one batch."""
         assert self.admit(batch) == {"admitted": True}
         return self.commit(batch, [self.stage(batch, *batches)])
 
@@ -452,7 +444,6 @@ def _next(offset: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def error_code(call: Callable[..., object], *args: Any, **more: Any) -> str:
-    """Return the code of the error that a call raises."""
     try:
         answer = call(*args, **more)
     except Exception as error:

@@ -41,7 +41,6 @@ class CommandAgent:
         self.applied = False
 
     def answer(self, command: AgentCommand) -> CommandResult:
-        """Do one."""
         self.done.append(command)
         if self.refuses is not None:
             code, detail = self.refuses

@@ -63,7 +63,6 @@ class Bench:
     committer: Committer = field(init=False)
 
     def open(self) -> AgentExport:
-        """Open the export, or recover it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.store = Store(self.directory / "state.sqlite")
         self.committer = Committer(threads=1)
@@ -90,7 +89,6 @@ class Bench:
         self.store.close()
 
     def reopen(self) -> AgentExport:
-        """Start again over the same directory."""
         self.close()
         return self.open()
 
@@ -123,7 +121,6 @@ class Bench:
         )
 
     def publish(self, batch: int, *batches: pa.RecordBatch, **more: str) -> dict[str, Any]:
-        """Admit, stage and commit one batch."""
         assert self.admit(batch, **more) == {"admitted": True}
         return self.commit(batch, self.stage(batch, *batches, **more), **more)
 
@@ -163,13 +160,11 @@ class Bench:
 
     @property
     def stream(self) -> str:
-        """The newest stream's id."""
         return list(self.export.state.streams)[-1]
 
 
 @contextlib.contextmanager
 def bench(directory: Path, **more: Any) -> Iterator[Bench]:
-    """Yield an open export; it is closed afterwards."""
     made = Bench(directory / "agent", **more)
     made.open()
     try:

@@ -52,8 +52,6 @@ def answer(*plans: dict[str, Any], size: int = 0, routed: bool = True) -> dict[s
 
 
 class Bench:
-    """An import host whose exporters are functions."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.replies: dict[str, Reply] = {}

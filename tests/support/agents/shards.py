@@ -109,7 +109,6 @@ class Job:
             until(partial(_renewed, agent), FAR, f"agent of {agent.pe} answers")
 
     def kept(self, port: str) -> list[dict[str, Any]]:
-        """Return what each fellow keeps of an export."""
         result = []
         for fellow in self.fellows:
             streams = fellow.status()["kept"].get(f"{self.home.pe}/{port}", {})
@@ -137,7 +136,6 @@ class Writing:
         return StreambrokerStreamWriter(STRUCT, options, overwrite=False)
 
     def task(self, batch: int, partition: int, rows: Iterator[pa.RecordBatch]) -> Staged:
-        """Run one task of a batch."""
         with in_task(f"query of {self.port}", self.run, batch, partition):
             staged = self.writer().write(rows)
         assert isinstance(staged, Staged)
@@ -216,7 +214,6 @@ def _renewed(agent: AgentProcess) -> bool:
 
 
 def job(directory: Path, ports: Sequence[str], **only: Any) -> Iterator[Job]:
-    """Yield running agents, connected; they are killed afterwards."""
     fellows = [AgentProcess(directory / f"feed-{n}", "feed", pe=n) for n in (1, 2)]
     try:
         for fellow in fellows:

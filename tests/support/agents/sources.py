@@ -38,7 +38,6 @@ class Run:
         return dict(self.source.latestOffset(self.at, ReadAllAvailable()))
 
     def read(self, end: dict[str, Any]) -> list[int]:
-        """Read the batch up to ``end`` and commit it."""
         rows = [
             n
             for part in self.source.partitions(self.at, end)

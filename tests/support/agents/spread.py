@@ -29,8 +29,6 @@ ONE, TWO = "default/feed/1", "default/feed/2"
 
 
 class Job:
-    """A home and two fellows in this process, and what can go wrong between them."""
-
     def __init__(self, directory: Path, home: Bench) -> None:
         self.directory, self.home = directory, home
         self.stores: dict[str, Store] = {}
@@ -55,18 +53,15 @@ class Job:
         return self.home.export
 
     def lose(self, pe: str) -> None:
-        """Let a fellow begin again with an empty data directory."""
         self.shut(pe)
         shutil.rmtree(self.directory / pe[-1])
         self.open(pe)
 
     def shut(self, pe: str) -> None:
-        """End a fellow's process."""
         self.hosts[pe].close()
         self.stores[pe].close()
 
     def take_back(self, pe: str, copy: Path) -> None:
-        """Let a fellow that was shut begin again with what was its data directory."""
         shutil.rmtree(self.directory / pe[-1])
         copy.rename(self.directory / pe[-1])
         self.open(pe)

@@ -89,13 +89,10 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """Nodes in the order in which they run, and what feeds what."""
-
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
 
     def node(self, name: str) -> Node:
-        """Return a node."""
         return next(one for one in self.nodes if one.name == name)
 
     def into(self, name: str) -> list[tuple[int, Edge]]:
@@ -111,12 +108,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One window's input.
-
-    Attributes:
-        sources: per source partition, rows and placed control tuples.
-        watermark: event time that has passed when it begins.
-    """
+    """One window's input; event time ``watermark`` has passed when it begins."""
 
     number: int
     rows: tuple[tuple[Row, ...], ...]
@@ -173,7 +165,6 @@ def _read(
 
 
 def at_time(control: ControlTuple, at: int) -> ControlTuple:
-    """Return the tuple with delivery at an event time."""
     return ControlTuple(
         type=control.type,
         id=control.id,
@@ -230,7 +221,6 @@ class Scripted(Operator):
         self._saw("end")
 
     def answer(self, port: str, control: ControlTuple) -> bool:
-        """Answer a control tuple as the node says."""
         self._saw("control", port, control.id)
         if self._node.answer == "repeat":
             self.emit_control(control)
@@ -251,8 +241,6 @@ class Scripted(Operator):
 
 
 class Aware(Scripted):
-    """The same, and takes control tuples."""
-
     def process_control(self, port: str, control: ControlTuple) -> bool:
         return self.answer(port, control)
 
@@ -278,8 +266,6 @@ class Chance(Protocol):
 
 
 class Steady:
-    """Nothing differs: one batch, one partition, no crash."""
-
     def cuts(self, rows: int) -> list[int]:
         del rows
         return []
@@ -295,8 +281,6 @@ class Steady:
 
 
 class Wild:
-    """Anything may differ."""
-
     def __init__(self, seed: int, *, crashes: bool = True) -> None:
         self._random, self._crashes = Random(seed), crashes
 
@@ -316,14 +300,7 @@ class Wild:
 
 @dataclass
 class Plant:
-    """Runs a graph window by window on ``AlignedRunner``, with state in a dict.
-
-    Attributes:
-        log: what each bucket of each node saw.
-        applied: what was handed to operators.
-        outcomes: of the last window, by node and bucket.
-        before: the watermark of the last window.
-    """
+    """Runs a graph window by window on ``AlignedRunner``, with state in a dict."""
 
     graph: Graph
     chance: Chance = field(default_factory=Steady)
@@ -336,7 +313,6 @@ class Plant:
     before: int | None = None
 
     def run(self, windows: Iterable[Turn]) -> Plant:
-        """Run windows one after the other."""
         for turn in windows:
             self.outcomes = {}
             for node in self.graph.nodes:
@@ -453,13 +429,11 @@ def in_turn(
 
 
 def layout_of(node: Node, port: str) -> Layout:
-    """Return how rows of a port are spread."""
     key = (("k", pa.int64()),) if node.keyed else ()
     return Layout(port=port, buckets=node.buckets, key=key)
 
 
 def as_batch(rows: Sequence[Row]) -> pa.RecordBatch:
-    """Return rows as Arrow."""
     columns = [pa.array([row[at] for row in rows], pa.int64()) for at in range(3)]
     return pa.RecordBatch.from_arrays(columns, schema=ROWS)
 
@@ -474,7 +448,6 @@ def chain(*nodes: Node) -> Graph:
 
 
 def sink(buckets: int = 1, *inputs: str) -> Node:
-    """Return an aware node that keeps every tuple."""
     return Node(name="sink", buckets=buckets, answer="block", inputs=inputs or ("in",))
 
 
@@ -498,7 +471,6 @@ def reported(
 
 
 def names_of(windows: Iterable[Turn]) -> dict[str, str]:
-    """Return the notes' names by identity."""
     return {one.id: one.payload["name"] for turn in windows for _, one in turn.control}
 
 

@@ -37,8 +37,6 @@ class Multiply(new_factor.Multiply):
 
 
 class NewerMultiply(Multiply):
-    """The same, of a later version."""
-
     state_version = 2
 
 

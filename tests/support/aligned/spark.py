@@ -77,8 +77,6 @@ class Part(InputPartition):
 
 
 class ScriptReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Gives a turn a batch."""
-
     def __init__(self, path: str, tasks: int, seed: int) -> None:
         self._turns: list[Turn] = pickle.loads(Path(path).read_bytes())
         self._tasks, self._seed = tasks, seed
@@ -135,7 +133,6 @@ def _row(seq: int, what: Row | bytes) -> dict[str, Any]:
 def scripted(
     spark: SparkSession, folder: Path, script: Sequence[Turn], *, tasks: int = 2, seed: int = 0
 ) -> Stream:
-    """Return a script as a stream."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "script"
     path.write_bytes(pickle.dumps(list(script)))
@@ -172,14 +169,12 @@ class AwareRecorded(Recorded, Aware):
 
 
 def made(node: Node, folder: str) -> Operator:
-    """Return the operator of a node."""
     return (Recorded if node.answer is None else AwareRecorded)(node, folder)
 
 
 def on_spark(
     graph: Graph, source: Stream, folder: Path, **settings: Any
 ) -> dict[str, OperatorStream]:
-    """Return the nodes of a graph as operators on a stream."""
     folder.mkdir(parents=True, exist_ok=True)
     out: dict[str, OperatorStream] = {}
     for node in graph.nodes:
@@ -242,6 +237,5 @@ def seen(folder: Path, query: str) -> Log:
 
 
 def ends(nodes: Mapping[str, OperatorStream], names: Sequence[str]) -> Stream:
-    """Return the outputs of several operators as one stream, for one query."""
     first, *others = (nodes[name] for name in names)
     return first.union(*others)

@@ -44,21 +44,17 @@ TOKENS = {"ops": "ops-0123456789abcdef", "job": "job-0123456789abcdef"}
 
 
 def bearer(who: str) -> dict[str, Any]:
-    """Return the header that shows a token."""
     return {"Authorization": f"Bearer {TOKENS[who]}"}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a broker answered, its JSON read."""
-
     status: int
     body: Any
     headers: Mapping[str, str]
 
     @property
     def code(self) -> Any:
-        """The problem's code."""
         return self.body.get("code") if isinstance(self.body, dict) else None
 
 
@@ -130,7 +126,6 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     def first_line(self) -> str:
@@ -139,13 +134,11 @@ class BrokerProcess:
         return self._process.stdout.readline().strip()
 
     def url(self) -> str:
-        """Wait for the line that says where it listens."""
         line = self.first_line()
         assert line.startswith("streambroker listening on http"), self.end()
         return line.rpartition(" ")[2]
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
         self._process.send_signal(number)
 
     def end(self, timeout: float = 10.0) -> tuple[int, str]:
@@ -171,7 +164,6 @@ class Datagrams(asyncio.DatagramProtocol):
         self.queue: asyncio.Queue[bytes] = asyncio.Queue()
 
     def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
-        """Put a datagram into the queue."""
         self.queue.put_nowait(data)
 
 

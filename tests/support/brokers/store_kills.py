@@ -144,11 +144,7 @@ def dump(db: Path) -> Dump:
 
 
 class Ear(HintSender):
-    """Says on a pipe that a caller was answered, and sends nothing.
-
-    Attributes:
-        on: whether it says so; not before the command begins.
-    """
+    """Says on a pipe that a caller was answered, and sends nothing."""
 
     def __init__(self, pipe: int) -> None:
         super().__init__()
@@ -156,7 +152,6 @@ class Ear(HintSender):
         self.on = False
 
     def send(self, pe: PeKey, address: str, datagram: bytes) -> None:
-        """Tell the pipe."""
         if self.on:
             os.write(self._pipe, NOTIFIED)
 
@@ -166,12 +161,7 @@ class Ear(HintSender):
 
 @dataclass
 class Fuse:
-    """Counts steps and kills this process at one of them.
-
-    Attributes:
-        left: steps to take; 0 for all.
-        burning: whether steps count.
-    """
+    """Counts steps and kills this process at one of them."""
 
     left: int
     burning: bool = False
@@ -186,7 +176,6 @@ class Fuse:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def light(self) -> None:
-        """Count from now on."""
         if not self._replace_system_calls():
             self.keep.append(self.step)
         sys.setprofile(self._profile)
@@ -280,11 +269,7 @@ async def _live(db: Path, number: int, fuse: Fuse, pipe: int, command: Command) 
 
 
 def life(db: Path, number: int, fuse: Fuse, *, limit: int | None = None) -> tuple[bool, bytes]:
-    """Do one command in a child; with a limit in bytes, a file that outgrows it kills it.
-
-    Returns:
-        Whether it lived, and whom it told.
-    """
+    """Do one command in a child; say whether it lived, and which pipe messages it sent."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -354,13 +339,10 @@ def _assert_goes_on(store: Store) -> None:
 
 @dataclass
 class Sweep:
-    """All commands, one after the other; `kills` counts the deaths by command."""
-
     place: Path
     kills: dict[str, int] = field(default_factory=dict)
 
     def run(self, *, torn: bool, every: int) -> None:
-        """Kill every command at every step, or at the first of so many."""
         for number, name, base in self._bases():
             before = dump(self._copy(base, "look")) if number else None
             done = self._copy(base, "done")

@@ -66,7 +66,6 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """Why it refused."""
         return str(self.body.get("message", "")) if isinstance(self.body, dict) else ""
 
 
@@ -92,11 +91,9 @@ class Etcd:
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def start(self) -> None:
-        """Run it and wait until it answers."""
         self.program.start(self._healthy)
 
     def stop(self) -> None:
-        """Kill it; its data stay."""
         self.program.stop()
 
     def compact(self) -> int:
@@ -122,7 +119,6 @@ class Etcd:
         self.start()
 
     def remove(self) -> None:
-        """Kill it and throw its data away."""
         self.stop()
         shutil.rmtree(self._data, ignore_errors=True)
 
@@ -181,7 +177,6 @@ class ApiServer:
         self.program.start(self._ready)
 
     def stop(self) -> None:
-        """Kill it; its port stays its own."""
         self.program.stop()
 
     @contextmanager
@@ -214,16 +209,7 @@ class ApiServer:
         token: str | None = None,
         content_type: str | None = None,
     ) -> Answer:
-        """Send a request.
-
-        Args:
-            method: of HTTP.
-            path: with its query.
-            body: a text is YAML, anything else becomes JSON.
-            user: one of `USERS`.
-            token: instead of the user's.
-            content_type: JSON, or YAML for a text, unless given.
-        """
+        """Send a request; a body that is a text is YAML, anything else becomes JSON."""
         text = isinstance(body, str)
         data = None if body is None else (body if text else json.dumps(body)).encode()
         headers = {"Authorization": f"Bearer {token or self.tokens[user]}", "Accept": JSON}
@@ -314,7 +300,6 @@ class ApiServer:
         return self.request("GET", f"{GROUP}/{plural}").status == 200
 
     def create_namespace(self, name: str) -> None:
-        """Make a namespace."""
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         answer = self.request("POST", "/api/v1/namespaces", body)
         assert answer.status == 201, answer.message
@@ -330,11 +315,7 @@ class ApiServer:
             self.request("PUT", f"/api/v1/namespaces/{name}/finalize", body)
 
     def writes(self, *, plural: str | None = None) -> list[dict[str, Any]]:
-        """Return the audit log's entries of writes by others than the server itself.
-
-        Args:
-            plural: of these resources only, such as ``exports``.
-        """
+        """Return the audit log's entries of writes by others than the server itself."""
         path = self._folder / "audit.log"
         lines = path.read_text().splitlines() if path.exists() else []
         entries: list[dict[str, Any]] = [json.loads(line) for line in lines]

@@ -23,7 +23,6 @@ from support.processes.waiting import until
 async def calls_of(
     server: ApiServer, user: str = "admin", token: str | None = None
 ) -> AsyncIterator[HttpApi]:
-    """Give out calls as a user of the server."""
     access = Access(server=server.url, token=token or server.tokens[user], ca_file=str(server.ca))
     api = HttpApi(access)
     try:
@@ -45,7 +44,6 @@ def manifest(kind: AnyKind, name: str, **spec: Any) -> dict[str, Any]:
 async def create(
     api: HttpApi, namespace: str, documents: Iterable[Mapping[str, Any]], at_once: int = 16
 ) -> None:
-    """Create resources, several at the same time."""
     places = asyncio.Semaphore(at_once)
 
     async def one(document: Mapping[str, Any]) -> None:
@@ -58,7 +56,6 @@ async def create(
 
 
 async def listed(api: HttpApi, namespace: str, kind: AnyKind) -> list[dict[str, Any]]:
-    """Return all resources of a kind in a namespace."""
     answer = await api.call("GET", f"{GROUP}/namespaces/{namespace}/{OBJECTS[kind]}", timeout_s=60)
     assert answer.status == 200, answer.body
     found: list[dict[str, Any]] = answer.body["items"]
@@ -81,7 +78,6 @@ async def fill(board: Board, statuses: PortReconciler, api: HttpApi, namespace: 
 
 
 def allowed(*rules: tuple[str, str, str]) -> list[dict[str, Any]]:
-    """Return RBAC rules of (API group, resource, verb)."""
     return [
         {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
         for group, resource, verb in rules

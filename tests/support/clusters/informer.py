@@ -68,15 +68,7 @@ class _Watched(Board):
 
 
 class Followed:
-    """A broker that is fed.
-
-    Attributes:
-        board: what the feeder has told, taken in.
-        runtime: the one who takes it in.
-        events: all that the feeder has told.
-        steady: uids that are never deleted; whoever of them was shown has to stay.
-        torn: those that did not, with the event that did it.
-    """
+    """A broker that is fed; ``torn`` has those of the ``steady`` uids that went, with the event."""
 
     def __init__(
         self,
@@ -173,8 +165,6 @@ class Followed:
     # ---- for the test's thread -------------------------------------------
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call something in the feeder's thread."""
-
         async def calling() -> T:
             return function()
 
@@ -185,8 +175,6 @@ class Followed:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def demand(self, what: str) -> None:
-        """Have a list or a sweep of both kinds made at once."""
-
         def demanding() -> None:
             for feed in self.feeder.feeds.values():
                 (feed.relist_needed if what == "relist" else feed.resync_due).set()
@@ -194,11 +182,9 @@ class Followed:
         self.call(demanding)
 
     def health(self) -> FeedHealth:
-        """Return how the feeder is."""
         return self.call(self.feeder.health)
 
     def entries(self) -> dict[str, Entry]:
-        """Return all that the board has, readable or not, by uid."""
         return self.call(lambda: _entries(self.board, self.feeder))
 
     def unlike(self, api: ApiServer, namespaces: Sequence[str]) -> str:
@@ -219,11 +205,9 @@ class Followed:
         return "" if views == wanted_views else f"views {views} and not {wanted_views}; {health}"
 
     def shows(self, api: ApiServer, namespaces: Sequence[str]) -> bool:
-        """Say whether the board is what the server holds."""
         return not self.unlike(api, namespaces)
 
     def await_scan(self, api: ApiServer, namespaces: Sequence[str], seconds: float = 40.0) -> None:
-        """Wait until the board is what the server holds."""
         try:
             until(
                 lambda: self.shows(api, namespaces), seconds, "the board shows what the server has"
@@ -233,7 +217,6 @@ class Followed:
         assert self.torn == []
 
     def await_synced(self) -> None:
-        """Wait until the feeder has listed both kinds."""
         until(lambda: self.health().synced, _SECONDS, "both kinds are listed")
 
 
@@ -280,12 +263,7 @@ def _views(board: Board, wanted: Board) -> dict[PeKey, str]:
 
 @dataclass
 class Scan:
-    """What a server holds.
-
-    Attributes:
-        entries: all that there is, readable or not, by uid.
-        board: filled with it, and with what it says of agents.
-    """
+    """What a server holds."""
 
     entries: dict[str, Entry]
     board: Board
@@ -307,13 +285,7 @@ def _accepted(entries: Mapping[str, Entry]) -> list[Export | Import | Rule]:
 def scan(
     api: ApiServer, namespaces: Sequence[str], accepted: Sequence[Export | Import | Rule] = ()
 ) -> Scan | None:
-    """Return what a server holds; None while it cannot say.
-
-    Args:
-        api: the server.
-        namespaces: that are read.
-        accepted: generations that were accepted before.
-    """
+    """Return what a server holds; None while it cannot say."""
     bodies: list[tuple[AnyKind, Any]] = []
     for kind, plural in OBJECTS.items():
         for namespace in namespaces:

@@ -57,11 +57,7 @@ class Program:
         self.pid = 0
 
     def start(self, ready: Callable[[], bool], seconds: float = _START_SECONDS) -> None:
-        """Run it and wait until it is ready.
-
-        Raises:
-            AssertionError: it ended, or was not ready in time; with the end of its log.
-        """
+        """Run it and wait until it is ready."""
         assert self._leash is None, "it runs already"
         with self._log.open("ab") as log:
             self._leash = subprocess.Popen(
@@ -91,7 +87,6 @@ class Program:
         return self._leash is None or self._leash.poll() is not None
 
     def stop(self) -> None:
-        """Kill it, if it runs, and wait for its end."""
         if self._leash is None:
             return
         self._leash.communicate()
@@ -102,5 +97,4 @@ class Program:
         freeze(self.pid)
 
     def resume(self) -> None:
-        """Let it go on."""
         thaw(self.pid)

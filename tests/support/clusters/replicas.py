@@ -33,7 +33,6 @@ _OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def make_key(server: ApiServer, namespace: str) -> None:
-    """Make the Secret that brokers sign with."""
     key = base64.b64encode(secrets.token_bytes(32)).decode()
     body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "streambroker"}}
     answer = server.request(
@@ -54,12 +53,7 @@ def kubeconfig(server: ApiServer, folder: Path, namespace: str, token: str | Non
 
 
 class Operator:
-    """One replica.
-
-    Attributes:
-        url: of REST.
-        probes: of probes and metrics.
-    """
+    """One replica."""
 
     def __init__(self, command: list[str], environ: Mapping[str, str], log: Path) -> None:
         self._log = log
@@ -82,7 +76,6 @@ class Operator:
         return found is not None
 
     def probe(self, path: str) -> tuple[int, str]:
-        """Ask what the kubelet and Prometheus ask."""
         try:
             with _OPEN.open(self.probes + path, timeout=5.0) as answer:
                 return answer.status, answer.read().decode()
@@ -92,16 +85,13 @@ class Operator:
 
     @property
     def leads(self) -> bool:
-        """Whether it holds the Lease."""
         return "lease held" in self.probe("/readyz")[1]
 
     def kill(self) -> None:
-        """End it at once."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> None:
-        """End it in order."""
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait(timeout=20.0)
@@ -135,16 +125,7 @@ def operator(
     token: str | None = None,
     listens: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Operator]:
-    """Run a replica that watches one namespace, by default as one who may do everything.
-
-    Args:
-        server: of the cluster.
-        folder: for what it writes.
-        namespace: that it watches and has its Lease in.
-        options: of the command.
-        token: that it shows; None for an admin's.
-        listens: takes the address of its probes, before it is ready.
-    """
+    """Run a replica that watches one namespace, by default as one who may do everything."""
     own = folder / secrets.token_hex(4)
     own.mkdir()
     environ = {
@@ -167,8 +148,6 @@ def operator(
 
 
 class _Here(Operator):
-    """A replica in a thread of this process."""
-
     def __init__(self, settings: Settings) -> None:
         self.url = self.probes = ""
         self.listens, self._loop = threading.Event(), asyncio.new_event_loop()
@@ -191,7 +170,6 @@ class _Here(Operator):
         return len(selector.get_map())
 
     def stop(self) -> None:
-        """End it in order."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         self.thread.join(20.0)
         self._loop.close()
@@ -201,14 +179,7 @@ class _Here(Operator):
 def operator_here(
     server: ApiServer, folder: Path, namespace: str, **settings: Any
 ) -> Iterator[Operator]:
-    """Run a replica in this process, for tests that need time to pass faster.
-
-    Args:
-        server: of the cluster.
-        folder: for what it reads.
-        namespace: that it watches and has its Lease in.
-        settings: further ones, of `Settings`.
-    """
+    """Run a replica in this process, for tests that need time to pass faster."""
     access = from_kubeconfig(kubeconfig(server, folder, namespace, None))
     own: dict[str, Any] = {"port": 0, "metrics_port": 0, "drain_s": 0.0}
     own |= {"feeder": "reflector", **settings}
@@ -223,14 +194,7 @@ def operator_here(
 
 
 class SignedAgent:
-    """An agent's requests, from a pod of its job.
-
-    Attributes:
-        token: of the pod.
-        path: of the PE, with its query.
-        version: of the view that it runs.
-        key: of the hints for it.
-    """
+    """An agent's requests, from a pod of its job."""
 
     def __init__(
         self,
@@ -256,22 +220,15 @@ class SignedAgent:
             self._said["hint"] = hint
 
     def at(self, rest: str) -> str:
-        """Return a path below the PE's, with its query."""
         return f"{self._pe}{rest}{self._query}"
 
     def register(self, broker: Operator) -> None:
-        """Say where it is."""
         status, answer, _ = broker.call(self.token, "PUT", self.path, self._said)
         assert status == 200, answer
         self.key = decode_answer(answer).key
 
     def poll(self, broker: Operator, *ended: str) -> dict[str, Any] | None:
-        """Ask for the view, and run it; None where it is as it was.
-
-        Args:
-            broker: that is asked.
-            ended: exports that it says have ended, by port.
-        """
+        """Ask for the view, and run it; None where it is as it was."""
         sent = {"If-None-Match": f'"{self.version}"'} if self.version else {}
         sent |= {ends.HEADER: ends.encode(ends.make_ended_exports(ended))} if ended else {}
         status, view, headers = broker.call(self.token, "GET", self.path, **sent)
@@ -294,7 +251,6 @@ def declare(api: ApiServer, namespace: str) -> None:
 
 
 def status_of(api: ApiServer, namespace: str, plural: str, name: str) -> dict[str, Any]:
-    """Return what a resource's status says."""
     answer = api.request("GET", f"{GROUP}/namespaces/{namespace}/{plural}/{name}")
     assert answer.status == 200, answer.message
     found: dict[str, Any] = answer.body.get("status") or {}
@@ -302,7 +258,6 @@ def status_of(api: ApiServer, namespace: str, plural: str, name: str) -> dict[st
 
 
 def condition(api: ApiServer, namespace: str, plural: str, name: str, type_: str) -> str | None:
-    """Return the status of a condition; None where it is not there."""
     conditions = status_of(api, namespace, plural, name).get("conditions", [])
     return next((one["status"] for one in conditions if one["type"] == type_), None)
 

@@ -103,7 +103,6 @@ async def broker_at(server: ApiServer, namespace: str) -> AsyncIterator[Broker]:
 async def fed_broker_at(
     server: ApiServer, namespace: str, feeder: str = "reflector"
 ) -> AsyncIterator[Broker]:
-    """Run a broker that follows its namespace."""
     async with broker_at(server, namespace) as broker:
         access = Access(server=server.url, token=server.tokens["admin"], ca_file=str(server.ca))
         make = ReflectorFeeder if feeder == "reflector" else KopfFeeder

@@ -26,11 +26,7 @@ ALERTS = {"job": "alerts", "port": "trades"}
 
 
 class Meddling(Api):
-    """Calls before whose next writes something else happens.
-
-    Args:
-        calls: the real ones.
-    """
+    """Calls before whose next writes something else happens."""
 
     def __init__(self, calls: HttpApi) -> None:
         self._calls = calls
@@ -47,14 +43,7 @@ class Meddling(Api):
 
 
 class Replica:
-    """A broker's store and board; the board is filled by `look`.
-
-    Args:
-        api: the API server.
-        namespace: where the resources are.
-        user: as whom the broker writes.
-        board: to be filled; a new one by default.
-    """
+    """A broker's store and board; the board is filled by `look`."""
 
     def __init__(
         self,
@@ -75,11 +64,7 @@ class Replica:
         await self._calls.close()
 
     def look(self, deliver: Callable[[BoardEvent], object] | None = None) -> None:
-        """Bring the board up to date by a list of both kinds.
-
-        Args:
-            deliver: takes the events; the board itself by default.
-        """
+        """Bring the board up to date by a list of both kinds."""
         report = self.board.handle if deliver is None else deliver
         for kind in KINDS:
             answer = self.api.request("GET", f"{GROUP}/namespaces/{self.namespace}/{PLURALS[kind]}")
@@ -121,13 +106,7 @@ class Replica:
 
 
 class Others:
-    """Everybody else who writes to the API server.
-
-    Args:
-        api: the API server.
-        namespace: where the resources are.
-        folder: for manifests.
-    """
+    """Everybody else who writes to the API server."""
 
     def __init__(self, api: ApiServer, namespace: str, folder: Path) -> None:
         self.api, self.namespace = api, namespace
@@ -154,7 +133,6 @@ class Others:
         force: bool = False,
         status: int | None = None,
     ) -> Any:
-        """Apply a manifest on the server; return the object, or why not."""
         answer = self.api.request(
             "PATCH",
             f"{self.path(kind, spec['job'])}?fieldManager={manager}&force={str(force).lower()}",

@@ -146,8 +146,6 @@ class _Chunks:
 
 
 class _Served:
-    """An agent and its service in this process."""
-
     def __init__(self, folder: Path, pe: str, recorder: _Recorder) -> None:
         self.pe, self.key = pe, bytes(32)
         folder.mkdir()

@@ -110,7 +110,6 @@ def _parameter(whole: Mapping[str, Any], one: Mapping[str, Any]) -> str:
 
 
 def rest() -> str:
-    """Return the paths that are served, with their methods."""
     with formats.folder() as place:
         store = BrokerStore(place / "broker.db")
         app = create_app(Runtime(store, HintSender()))
@@ -124,7 +123,6 @@ def rest() -> str:
 
 
 def command_lines() -> str:
-    """Return the options of all commands as their parsers have them, which print help."""
     root = commands._parser()
     return "\n".join([*_command(root), *_command(_agent_parser())]) + "\n"
 
@@ -476,7 +474,6 @@ def spark() -> Any:
 
 
 def conditions() -> Any:
-    """Return the words of conditions and Events."""
     return {what: sorted(words) for what, words in scans.conditions().items()}
 
 

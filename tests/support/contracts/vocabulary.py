@@ -38,15 +38,7 @@ _QUOTED = re.compile(r"``[^`]*``|`[^`]*`")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a word to avoid occurs.
-
-    Attributes:
-        package: `core`, `operator` or `pe_agent`.
-        kind: `identifiers`, `docstrings` or `messages`.
-        word: the word to avoid, in the form of the vocabulary.
-        file: path from the root of the project.
-        line: line of the statement.
-    """
+    """Where a word to avoid occurs."""
 
     package: str
     kind: str
@@ -98,7 +90,6 @@ def _identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def places_in(package: str, file: str, tree: ast.Module) -> Iterator[Place]:
-    """Yield each place of a file where a word to avoid occurs."""
     forms = avoided()
     for line, name in _identifiers(tree):
         for part in _PARTS.findall(name):
@@ -111,7 +102,6 @@ def places_in(package: str, file: str, tree: ast.Module) -> Iterator[Place]:
 
 
 def places() -> Iterator[Place]:
-    """Yield each place where a word to avoid occurs."""
     for package, folder in PACKAGES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield from places_in(package, str(path.relative_to(ROOT)), scans.parsed(path))
@@ -160,7 +150,6 @@ def _write(counts: dict[str, dict[str, int]]) -> None:
 
 
 def main() -> int:
-    """Print the words that are left, or store lower counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="store the counts, if none rises")
     options = parser.parse_args()

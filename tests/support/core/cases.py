@@ -51,7 +51,6 @@ _ARROW = {
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    """Return the cases of a file."""
     cases: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     return cases
 
@@ -192,7 +191,6 @@ def failure(case: dict[str, Any]) -> str | None:
 
 
 def main(paths: list[str]) -> int:
-    """Run the files and return the exit status."""
     cases = [case for path in paths for case in counted(load(Path(path)))]
     known = [case for case in cases if supported(case)]
     failures = [problem for problem in map(failure, known) if problem]

@@ -60,7 +60,6 @@ topic_filters = st.sampled_from(
 
 
 def conjunction(items: Sequence[tree.Predicate]) -> tree.Predicate:
-    """Join with ``&&``, as flat as the parser does."""
     flat: list[tree.Predicate] = []
     for item in items:
         flat.extend(item.items if isinstance(item, tree.And) else [item])
@@ -68,7 +67,6 @@ def conjunction(items: Sequence[tree.Predicate]) -> tree.Predicate:
 
 
 def disjunction(items: Sequence[tree.Predicate]) -> tree.Predicate:
-    """Join with ``||``, as flat as the parser does."""
     flat: list[tree.Predicate] = []
     for item in items:
         flat.extend(item.items if isinstance(item, tree.Or) else [item])
@@ -314,5 +312,4 @@ rows: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 
 
 def batch_of(values: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-    """Return a batch of rows of SCHEMA."""
     return pa.RecordBatch.from_pylist(list(values), schema=ARROW)

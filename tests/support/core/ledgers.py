@@ -73,7 +73,6 @@ def ask(
 
 
 def planned(answer: Plan) -> dict[str, tuple[int, int]]:
-    """Return what an answer pins, by stream."""
     return {p.stream: (p.from_, p.next) for p in answer.planned}
 
 

@@ -51,12 +51,10 @@ def import_of(
 def registration(
     location: str = "grpc+tcp://127.0.0.1:4711", hint: str | None = "127.0.0.1:9"
 ) -> Registration:
-    """Return what an agent says of itself."""
     return Registration(instance="0123456789abcdef", location=location, hint=hint)
 
 
 def board_of(*resources: Resource, version: int = 10) -> Board:
-    """Return a board that was filled by lists."""
     board = Board()
     exports = tuple((r, version) for r in resources if isinstance(r, Export))
     imports = tuple((r, version) for r in resources if isinstance(r, Import))

@@ -85,16 +85,7 @@ class Role:
 
 
 class Cast:
-    """The processes that stay over many rows.
-
-    Args:
-        folder: for all files.
-        secured: whose certificate both agents show; None for no TLS.
-
-    Attributes:
-        rows: how many it has played.
-        failed: the last one did not come to its good end.
-    """
+    """The processes that stay over many rows."""
 
     def __init__(self, folder: Path, secured: Authority | None = None) -> None:
         self.folder, self.secured = folder, secured
@@ -188,11 +179,6 @@ class Play:
     """One row of the table: two queries over one port, and one process that is killed.
 
     Args:
-        cast: who plays.
-        step: where it is killed.
-        victim: who.
-        batches: of the exporting query.
-        reading: options of the importing query.
         fails: ``[what, batch]``: what goes wrong by itself at the exporter, once.
         stragglers: a second attempt of a task comes after each batch is published.
     """
@@ -258,7 +244,6 @@ class Play:
         self._tend()
 
     def _tend(self) -> None:
-        """Start again who has ended."""
         self.cast.tend()
         if self.exporting.lives or self._may_publish():
             self.exporting.tend()

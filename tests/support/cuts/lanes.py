@@ -28,9 +28,6 @@ class Nature:
     """How a lane is.
 
     Attributes:
-        name: its port.
-        policy: of the export.
-        max_bytes: of the export's log.
         pace: seconds between two batches of the exporting query.
         slow: seconds that the importing query stands still after each batch.
     """
@@ -43,12 +40,7 @@ class Nature:
 
 
 class Lane:
-    """One exporting and one importing query.
-
-    Args:
-        cast: the agents and the broker.
-        nature: how it is.
-    """
+    """One exporting and one importing query."""
 
     def __init__(self, cast: Cast, nature: Nature) -> None:
         self.cast, self.nature, self.port = cast, nature, nature.name
@@ -74,16 +66,13 @@ class Lane:
 
     @property
     def queries(self) -> tuple[Role, Role]:
-        """Both."""
         return self.exporting, self.importing
 
     def tend(self) -> None:
-        """Start again whichever query has ended."""
         self.exporting.tend()
         self.importing.tend()
 
     def let_filter(self, text: str) -> None:
-        """Change the import's filter."""
         BrokerClient(self.cast.broker.url, "default").request(
             "PUT", f"/job/alerts/pe/0/import/{self.port}/filter", {"filter": text}
         )
@@ -100,15 +89,12 @@ class Lane:
     # -- the end -----------------------------------------------------------------------------
 
     def let_end(self) -> None:
-        """Let the exporting query end after its batch."""
         (self.folder / "enough").touch()
 
     def let_stop(self) -> None:
-        """Let the importing query end after its batch."""
         (self.folder / "stop").touch()
 
     def published(self) -> int:
-        """Return how many batches the exporting query has committed."""
         return queries.Checkpoint(self.folder / "exporting").last("commits") + 1
 
     def through(self) -> bool:
@@ -140,11 +126,7 @@ class Lane:
             start = end
 
     def check(self) -> dict[str, Any]:
-        """Compare row by row; return the counts.
-
-        Raises:
-            AssertionError: a row is missing, there twice, or counted wrongly.
-        """
+        """Compare row by row; return the counts."""
         figures = self.figures()
         assert figures is not None, self.port
         reached, delivered, lost, batches = 0, 0, 0, 0

@@ -303,8 +303,6 @@ def search_path(*, held: bool) -> str:
 
 
 class Cut:
-    """One armed step."""
-
     def __init__(self, folder: Path, step: str, passes: int | None = None) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)

@@ -165,7 +165,6 @@ class Exporting(Query):
         return (Path(self.plan_["folder"]) / "enough").exists()
 
     def plan(self, batch: int) -> None:
-        """Fix what the batch reads."""
         self.checkpoint.write("offsets", batch, [lines(batch).start, lines(batch).stop])
 
     def _batch(self, batch: int) -> None:
@@ -207,7 +206,6 @@ class Exporting(Query):
         return True
 
     def commit(self, batch: int) -> None:
-        """The sink has committed the batch."""
         self.checkpoint.write("commits", batch, {})
 
 
@@ -239,7 +237,6 @@ def _blocks(first: int, count: int) -> Iterator[pa.RecordBatch]:
 
 
 def exporting(plan: dict[str, Any]) -> None:
-    """Run the exporting query in this process."""
     # What is killed comes back after however long a busy machine takes; no query fails for that.
     sink.COMMIT_SECONDS = 60.0
     Exporting(plan).run()
@@ -301,7 +298,6 @@ class Importing(Query):
             time.sleep(0.01)
 
     def plan(self, batch: int, end: dict[str, Any]) -> None:
-        """Fix what the batch reads."""
         self.checkpoint.write("offsets", batch, end)
 
     def _batch(self, batch: int, start: dict[str, Any], end: dict[str, Any]) -> int:
@@ -329,12 +325,10 @@ class Importing(Query):
         whole(path, rows)
 
     def commit(self, batch: int) -> None:
-        """The sink has committed the batch."""
         self.checkpoint.write("commits", batch, {})
 
     @staticmethod
     def write(path: Path, rows: list[list[Any]]) -> None:
-        """Write what one task has read."""
         whole(path, rows)
 
 
@@ -353,5 +347,4 @@ def read(reader: bytes, piece: bytes, path: str, attempt: int) -> str:
 
 
 def importing(plan: dict[str, Any]) -> None:
-    """Run the importing query in this process."""
     Importing(plan).run((Path(plan["folder"]) / "stop").exists)

@@ -50,7 +50,6 @@ def _factor(control: ControlTuple) -> ControlTuple:
 
 
 def main(folder: Path, cores: str) -> None:
-    """Run to the end."""
     (folder / "out").mkdir(exist_ok=True)
     (folder / "again").mkdir(exist_ok=True)
     kills = json.loads((folder / "kills").read_text())

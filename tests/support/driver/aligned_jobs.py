@@ -30,7 +30,6 @@ WINDOWS = [[2, 4, 6, 8, 10, 12], [700, 800], [3600]]
 
 
 def main(folder: Path, role: str, broker: str) -> None:
-    """Run one of the jobs to the end of what there is."""
     spark = session(role, conf=SMALL)
     pe = sb.start(spark, job=role, data_dir=folder / "home", broker=broker, linger=LINGER)
     (export if role == "exporter" else import_)(spark, pe, folder)
@@ -50,7 +49,6 @@ def export(spark: SparkSession, pe: PE, folder: Path) -> None:
 
 
 def import_(spark: SparkSession, pe: PE, folder: Path) -> None:
-    """Write what an operator makes of the import."""
     del spark
     (folder / "out").mkdir(exist_ok=True)
     stream = pe.subscribe_stream("in", 'kind == "out"', start="earliest", schema=Multiply.SCHEMA)

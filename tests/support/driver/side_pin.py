@@ -64,5 +64,4 @@ def run(spark: SparkSession, folder: Path) -> None:
 
 
 def main(folder: Path, cores: str) -> None:
-    """Run in a session of its own."""
     run(session("side-pins", cores=int(cores), conf=SMALL), folder)

@@ -20,7 +20,6 @@ from support.sides.spark import BODY, Fed, Seen, made_of, settings
 
 
 def main(folder: Path, cores: str) -> None:
-    """Run to the end."""
     given = json.loads((folder / "case").read_text())
     spark = session("side-kills", cores=int(cores), conf=SMALL)
     frame = spark.readStream.schema(BODY).option("maxFilesPerTrigger", 1)

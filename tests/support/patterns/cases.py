@@ -66,7 +66,6 @@ _AT_DEFINITION = ("malformed_pattern", "invalid_argument", "unsupported_pattern"
 
 
 def failure(case: dict[str, Any]) -> str | None:
-    """Return what is wrong with the answer to a case, None if nothing is."""
     wanted = case.get("expected_error") or (
         _AT_DEFINITION[0] if case.get("class") == "reject" else None
     )

@@ -169,11 +169,7 @@ def run(automaton: Nfa, events: list[tuple[str, int]]) -> list[tuple[Pairs, int]
 
 
 def answer(term: Term, past: Past) -> Any:
-    """Return what a term asks of the past, by going through all of it; ``v`` is an event's number.
-
-    Raises:
-        KeyError: the oracle does not know such terms.
-    """
+    """Return what a term asks of the past, by going through all of it; ``v`` is a number."""
     values = [number for stage, number in past if stage == term.stage]
     if term.function == "previous":
         return past[-1][1] if past else None

@@ -73,7 +73,6 @@ class Rules:
         self.windows: dict[int, tuple[list[list[Any]], int]] = {}
 
     def start(self, *first: Any) -> None:
-        """Start it, or go on with it."""
         stream = self.pe.subscribe_stream("in", 'kind == "a"', start="earliest", schema=DDL)
         self.made: PatternStream = stream.with_watermark("t", "0 seconds").match_rules(
             self._make(self.pe, first),
@@ -103,7 +102,6 @@ class Rules:
 
     @property
     def late(self) -> int:
-        """How many rows were late."""
         return sum(late for _, late in self.windows.values())
 
     def time(self) -> datetime:
@@ -113,10 +111,8 @@ class Rules:
         return datetime.fromisoformat(reached[:19]).replace(tzinfo=timezone.utc)
 
     def put(self, *rules: Any) -> None:
-        """Change the rules."""
         self.made.rules.manager.on_pattern_processors_updated(rules)
 
     def pinned(self) -> dict[str, Any]:
-        """Return what the reader has pinned."""
         (reader,) = self.pe.status()["imports"]["readers"].values()
         return dict(reader.get("rules", {}))

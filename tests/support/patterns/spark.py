@@ -49,15 +49,7 @@ class Given:
 
 
 class Play:
-    """A query with rules that is fed and looked at by a test.
-
-    Args:
-        spark: the session.
-        folder: for files, the control file and the checkpoint.
-        make: returns the rules on a stream, given the first ones.
-        ddl: columns of the rows.
-        schema: the same for Arrow.
-    """
+    """A query with rules that is fed and looked at by a test."""
 
     def __init__(
         self,
@@ -79,7 +71,6 @@ class Play:
 
     @property
     def rules(self) -> PatternProcessorManager:
-        """What takes in rules."""
         assert self.made is not None
         return self.made.rules.manager
 
@@ -114,7 +105,6 @@ class Play:
         until(lambda: not processors.running, 10.0, "the rules are closed with the query")
 
     def output(self, output: str = "matches") -> list[dict[str, Any]]:
-        """Return the rows of an output, in the order of windows."""
         return [row for window in sorted(self.windows) for row in self.windows[window][output]]
 
 

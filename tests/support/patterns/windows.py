@@ -29,11 +29,9 @@ class Emitted:
     control: list[Any] = field(default_factory=list)
 
     def emit(self, batch: pa.RecordBatch, output: str | None) -> None:
-        """Take rows."""
         self.rows.setdefault(output or "", []).extend(batch.to_pylist())
 
     def emit_control(self, payload: Any, **_: Any) -> Any:
-        """Take a control tuple's payload."""
         self.control.append(payload)
         return payload
 
@@ -68,14 +66,7 @@ class Windows(Protocol):
 
 @dataclass
 class Buckets:
-    """Several buckets of an operator, through `AlignedRunner`.
-
-    Attributes:
-        make: makes the operator.
-        buckets: how many there are.
-        selectors: keys for which rows are copied; None for no copies.
-        seed: of cuts and orders.
-    """
+    """Several buckets, through `AlignedRunner`; rows are copied for the keys ``selectors``."""
 
     make: Callable[[], PatternOperator]
     buckets: int = 4
@@ -96,10 +87,6 @@ class Buckets:
         watermark: int | None = None,
         clock: int | None = None,
     ) -> Emitted:
-        """Run one window; a watermark or clock that is not given stays.
-
-        With ``rules`` rows come under the filter ``relevant``.
-        """
         self.watermark = self.watermark if watermark is None else watermark
         self.clock = self.clock if clock is None else clock
         if self.selectors is not None:
@@ -118,13 +105,7 @@ class Buckets:
 
 @dataclass
 class Bucket:
-    """One bucket of an operator, window by window.
-
-    Attributes:
-        make: makes the operator.
-        blobs: its state.
-        watermark: of the next window.
-    """
+    """One bucket of an operator, window by window."""
 
     make: Callable[[], PatternOperator]
     blobs: dict[str, bytes] = field(default_factory=dict)
@@ -142,10 +123,6 @@ class Bucket:
         watermark: int | None = None,
         clock: int | None = None,
     ) -> Emitted:
-        """Run one window; a watermark or clock that is not given stays.
-
-        With ``rules`` rows come under the filter ``relevant``.
-        """
         self.watermark = self.watermark if watermark is None else watermark
         self.clock = self.clock if clock is None else clock
         emitted, operator = Emitted(), self.make()

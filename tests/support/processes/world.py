@@ -27,17 +27,7 @@ PASSES: Mapping[str, Callable[[Row], bool]] = {
 
 
 class World:
-    """A broker, an exporter of two streams, an importer, and the files they work on.
-
-    Args:
-        folder: for all files.
-        secured: whose certificate both agents show; None for no TLS.
-        attempts: how often Spark tries a task.
-        exporting: what the exporter's plan has besides.
-
-    Attributes:
-        reviving: drivers that have ended are started again while something is waited for.
-    """
+    """A broker, an exporter of two streams, an importer, and the files they work on."""
 
     def __init__(
         self,
@@ -120,13 +110,7 @@ class World:
         }
 
     def await_files(self, feed: Feed, seconds: float = SECONDS) -> None:
-        """Wait until the importer has committed every released file of a feed.
-
-        Args:
-            feed: the feed.
-            seconds: how long at most without another batch on either side; if infinite, for as
-                long as both jobs live.
-        """
+        """Wait until the importer has committed every released file of a feed."""
         port = feed.folder.name
 
         def batches() -> tuple[int, int]:
@@ -169,7 +153,6 @@ class World:
 
 
 def _tls(secured: Authority) -> dict[str, str]:
-    """Return the TLS settings of a job's agent."""
     return {
         "certificate": str(secured.certificate),
         "key": str(secured.key),

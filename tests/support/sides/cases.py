@@ -55,7 +55,6 @@ Case = dict[str, Any]
 
 
 def load() -> list[Case]:
-    """Return all cases."""
     return [
         case
         for path in sorted(CASES.glob("*.json"))
@@ -68,7 +67,6 @@ def schema_of(columns: dict[str, str]) -> pa.Schema:
 
 
 def windows_of(given: dict[str, Any] | None) -> EventTimeWindows:
-    """Return windows as a case tells them."""
     if given is None:
         return GLOBAL
     if "fixed" in given:
@@ -77,7 +75,6 @@ def windows_of(given: dict[str, Any] | None) -> EventTimeWindows:
 
 
 def side_of(name: str, given: dict[str, Any]) -> SideInput:
-    """Return a side input as a case tells it."""
     given = _tuples(given)
     given["schema"] = schema_of(given.pop("columns"))
     given["windows"] = windows_of(given.get("windows"))
@@ -85,7 +82,6 @@ def side_of(name: str, given: dict[str, Any]) -> SideInput:
 
 
 def join_of(case: Case) -> SideJoin:
-    """Return what an operator is to do."""
     main = _tuples(case["main"])
     main["schema"] = schema_of({**main.pop("columns"), PLACE: "long"})
     windows = main.pop("windows", None)
@@ -225,11 +221,6 @@ class Runner:
     """An operator over windows and buckets, with the state between them.
 
     As a runtime does, it gives a bucket a window only if something came for it, or is due.
-
-    Args:
-        make: makes the operator.
-        buckets: how many there are.
-        twice: run each window twice, from one state; both have to do the same.
     """
 
     def __init__(
@@ -421,11 +412,7 @@ def maker_of(case: Case) -> Callable[[], SideOperator]:
 
 
 class Feeding(Protocol):
-    """Runs windows of a feed one after the other.
-
-    Attributes:
-        run: what came out so far.
-    """
+    """Runs windows of a feed one after the other."""
 
     run: Run
 
@@ -464,14 +451,7 @@ def run_by(case: Case, make: Callable[[Case], Feeding], *, pieces: int | None) -
 
 
 def differences(case: Case, found: Run, *, places: bool, buckets: int) -> list[str]:
-    """Return what a run gave that the case does not expect.
-
-    Args:
-        case: the case.
-        found: the run.
-        places: whether to compare when rows came out.
-        buckets: how many there were; the order is compared bucket by bucket, key by key.
-    """
+    """Return what a run gave that the case does not expect."""
     expected = case["expect"]
     key = case["main"].get("key", [])
     problems = []

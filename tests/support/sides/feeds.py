@@ -62,7 +62,6 @@ def running(made: OperatorStream, rows: Rows, checkpoint: Path) -> Iterator[Stre
 
 
 def put_rates(folder: Path, **rates: float) -> None:
-    """Put the table of a folder there, whole."""
     folder.mkdir(exist_ok=True)
     table = pa.table({"currency": list(rates), "rate": list(rates.values())}, schema=RATES)
     pq.write_table(table, folder / ".a.parquet")

@@ -21,11 +21,7 @@ _KINDS = {"complete": SideComplete, "version": SideVersion}
 
 
 class ThroughRunner:
-    """An operator over windows and buckets; takes feeds as `support.sides.cases.Runner` does.
-
-    Attributes:
-        run: what came out.
-    """
+    """An operator over windows and buckets; takes feeds as `support.sides.cases.Runner` does."""
 
     def __init__(
         self,

@@ -195,7 +195,6 @@ class Fed:
         )
 
     def port(self, port: str, of: dict[str, Any]) -> Stream:
-        """Return the rows of a port."""
         columns = {**of["columns"], PLACE: "long"}
         ddl = ", ".join(f"`{name}` {_DDL[kind]}" for name, kind in columns.items())
         rows = self._frame.where(F.col("port") == port)
@@ -204,7 +203,6 @@ class Fed:
         return made if time is None else made.with_watermark(time, of.get("delay", FAR))
 
     def control(self) -> Stream:
-        """Return what is said."""
         frame = self._frame.where(F.col("port") == "control").select(CONTROL)
         spark = self._frame.sparkSession
         return Stream(StreamPlan(spark=spark, control_frames=(ControlFrame(frame=frame),)))
@@ -235,7 +233,6 @@ class _Versioned(Table):
 
 
 def sides_of(case: Case, fed: Fed, prefix: str = "", to: Stream | None = None) -> SideInputs:
-    """Return a case as a stream with side inputs."""
     given = dict(case["main"])
     main = fed.port(prefix + MAIN, given)
     if given.get("key"):
@@ -423,7 +420,6 @@ class Seen:
             self.run.out[output].append({**row, BUCKET: bucket})
 
     def differences(self, case: Case, buckets: int) -> list[str]:
-        """Return what a case does not expect."""
         expect = dict(case["expect"])
         problems = []
         for name, value in expect.pop("figures", {}).items():

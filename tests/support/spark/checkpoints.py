@@ -84,13 +84,7 @@ def expected(
     epochs: Mapping[str, Sequence[list[Row]]],
     passes: Mapping[str, Callable[[Row], bool]],
 ) -> Counter[Row]:
-    """Return the rows that an importer's committed batches have to have delivered.
-
-    Args:
-        checkpoint: of the importing query.
-        epochs: by stream, the rows of each epoch.
-        passes: by canonical filter, whether a row passes it.
-    """
+    """Return the rows that an importer's committed batches have to have delivered."""
     rows: Counter[Row] = Counter()
     for batch in batches(checkpoint):
         for stream, (first, next_) in batch.ranges.items():

@@ -38,7 +38,6 @@ class Feed:
         return [row(line) for line in self.lines(file)]
 
     def release(self, count: int = 1) -> None:
-        """Let the query see the next files."""
         for _ in range(count):
             columns = zip(*self.rows(self.files), strict=True)
             table = pa.table(dict(zip(("line", "price", "name"), columns, strict=True)))

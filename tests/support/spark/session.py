@@ -50,8 +50,6 @@ class Sink:
 
 
 class Session:
-    """Jobs of one test."""
-
     def __init__(self, spark: SparkSession, folder: Path, broker: str | None) -> None:
         self.spark, self.folder, self.broker = spark, folder, broker
         self.pes: list[PE] = []
@@ -105,12 +103,10 @@ class Session:
 
 
 def exporter_status(pe: PE, port: str) -> dict[str, Any]:
-    """Return an export's figures from its agent."""
     status: dict[str, Any] = pe.status()["exports"][f"{pe.key}/{port}"]
     return status
 
 
 def only_reader(pe: PE, port: str) -> dict[str, Any]:
-    """Return the figures of an export's one reader."""
     (reader,) = exporter_status(pe, port)["readers"].values()
     return dict(reader)

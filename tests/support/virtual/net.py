@@ -43,13 +43,7 @@ class Answer:
 
 @dataclass
 class Agent:
-    """One agent: its view, its gate, and when it polls next.
-
-    Attributes:
-        waiting: the answer to the poll that is under way, and when it is given up.
-        wakes: polls that hints asked for.
-        polls: all polls.
-    """
+    """One agent: its view, its gate, and when it polls next."""
 
     pe: PeKey
     instance: str
@@ -86,7 +80,6 @@ class Agent:
         return True
 
     def pairs(self) -> set[Pair]:
-        """Return the routes of the agent's ports."""
         if self.view is None:
             return set()
         sending = {(p.uid, r.uid) for p in self.view.exports.values() for r in p.routes}
@@ -94,7 +87,6 @@ class Agent:
         return sending | reading
 
     def rest(self, now: float, pause: float) -> None:
-        """Wait for the next poll."""
         self.ended = now
         self.due = now + pause
 
@@ -178,7 +170,6 @@ class Net:
             self._hand(address, datagram)
 
     def vanish(self, pick: int) -> None:
-        """Lose a datagram."""
         if self.flight:
             del self.flight[pick % len(self.flight)]
 
@@ -307,7 +298,6 @@ class Net:
         return True
 
     def answer(self, agent: Agent) -> None:
-        """Let a slow answer come."""
         if agent.waiting is not None:
             answer, _ = agent.waiting
             agent.waiting = None
