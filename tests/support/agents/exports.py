@@ -105,12 +105,7 @@ class Bench:
         self, batch: int, *batches: pa.RecordBatch, query: str = "q", run: str = "r", ddl: str = DDL
     ) -> dict[str, Any]:
         return self.export.publisher.stage(
-            query=query,
-            run=run,
-            batch=batch,
-            ddl=ddl,
-            schema=batches[0].schema,
-            batches=batches,
+            query=query, run=run, batch=batch, ddl=ddl, schema=batches[0].schema, batches=batches
         )
 
     def commit(

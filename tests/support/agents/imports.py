@@ -42,13 +42,7 @@ def plan(stream: str, from_: int, next_: int, **more: Any) -> dict[str, Any]:
 
 def answer(*plans: dict[str, Any], size: int = 0, routed: bool = True) -> dict[str, Any]:
     last = ["q", plans[-1]["next"] - 1] if plans else None
-    return {
-        "planned": list(plans),
-        "bytes": size,
-        "last": last,
-        "routed": routed,
-        "misfits": [],
-    }
+    return {"planned": list(plans), "bytes": size, "last": last, "routed": routed, "misfits": []}
 
 
 class Bench:

@@ -28,8 +28,7 @@ class Run:
         **options: Any,
     ) -> None:
         self.source = StreambrokerStreamReader(
-            schema,
-            Options(port, agent.location, str(agent.address["token"]), **options),
+            schema, Options(port, agent.location, str(agent.address["token"]), **options)
         )
         self.at = at or self.source.initialOffset()
 

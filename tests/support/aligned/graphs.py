@@ -442,8 +442,7 @@ def chain(*nodes: Node) -> Graph:
     """Return a graph in which each node feeds the next; the source feeds the first."""
     names = [SOURCE, *(one.name for one in nodes)]
     return Graph(
-        nodes=nodes,
-        edges=tuple(Edge(source=low, target=high) for low, high in pairwise(names)),
+        nodes=nodes, edges=tuple(Edge(source=low, target=high) for low, high in pairwise(names))
     )
 
 

@@ -66,13 +66,7 @@ class Rest:
         self.session = session
 
     async def __call__(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        data: bytes | None = None,
-        **headers: str,
+        self, method: str, path: str, body: Any = None, *, data: bytes | None = None, **headers: str
     ) -> Answer:
         """Send a request; header names are written with ``_`` for ``-``."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}

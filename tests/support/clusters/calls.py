@@ -171,10 +171,7 @@ def make_pod(server: ApiServer, namespace: str, name: str, account: str) -> dict
         "spec": {
             "serviceAccountName": account,
             "automountServiceAccountToken": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [
                 {
                     "name": "main",

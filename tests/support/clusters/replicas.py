@@ -212,10 +212,7 @@ class SignedAgent:
         self._pe, self._query = f"/job/{job}/pe/0", f"?namespace={namespace}"
         self.path = self.at("")
         self.version, self.key = "", b""
-        self._said: dict[str, Any] = {
-            "instance": instance,
-            "location": location,
-        }
+        self._said: dict[str, Any] = {"instance": instance, "location": location}
         if hint is not None:
             self._said["hint"] = hint
 

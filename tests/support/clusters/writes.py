@@ -46,11 +46,7 @@ class Replica:
     """A broker's store and board; the board is filled by `look`."""
 
     def __init__(
-        self,
-        api: ApiServer,
-        namespace: str,
-        user: str = "admin",
-        board: Board | None = None,
+        self, api: ApiServer, namespace: str, user: str = "admin", board: Board | None = None
     ) -> None:
         self.api, self.namespace = api, namespace
         access = Access(server=api.url, token=api.tokens[user], ca_file=str(api.ca))

@@ -371,11 +371,7 @@ def agent_tables() -> dict[str, Any]:
         store.close()
         schema = _schema(place / "state.sqlite")
     delivery = Delivered(pending={"s": (1, 2, 3, 0, 0, 0, 0)})
-    return {
-        **schema,
-        "rows": kept,
-        "state of a reader": claims.encode_reader(reader, delivery),
-    }
+    return {**schema, "rows": kept, "state of a reader": claims.encode_reader(reader, delivery)}
 
 
 def broker_tables() -> dict[str, Any]:

@@ -353,10 +353,9 @@ class Play:
     def check_lives(self, failing: int = 0) -> None:
         """No query failed but the one that was killed, and as often as failures were asked for."""
         lives = (self.exporting.lives, self.importing.lives)
-        assert lives == (
-            1 + (self.victim == FEED_DRIVER) + failing,
-            1 + (self.victim == DRIVER),
-        ), self._story()
+        assert lives == (1 + (self.victim == FEED_DRIVER) + failing, 1 + (self.victim == DRIVER)), (
+            self._story()
+        )
 
     def passed(self) -> None:
         """All is as it should be: the cast can play on."""

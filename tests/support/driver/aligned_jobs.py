@@ -40,10 +40,7 @@ def export(spark: SparkSession, pe: PE, folder: Path) -> None:
     """Publish what an operator makes of a script, with the tuples that pass it."""
     source = Stream(replace(scripted(spark, folder, script()).plan, job=pe.context))
     query = _multiplied(source, folder).publish(
-        "out",
-        properties={"kind": "out"},
-        checkpoint=folder / "ck",
-        trigger={"availableNow": True},
+        "out", properties={"kind": "out"}, checkpoint=folder / "ck", trigger={"availableNow": True}
     )
     query.awaitTermination()
 

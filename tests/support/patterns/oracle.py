@@ -408,10 +408,7 @@ Found: TypeAlias = "tuple[tuple[str, int], ...]"
 
 
 def lets_through(
-    pattern: Pattern,
-    matches: list[tuple[Found, int]],
-    living: list[set[int]],
-    results: list[Found],
+    pattern: Pattern, matches: list[tuple[Found, int]], living: list[set[int]], results: list[Found]
 ) -> bool:
     """Return whether a skip strategy may let exactly these matches through, in this order.
 

@@ -33,11 +33,7 @@ class Child:
         environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable}
         with output.open("ab") as file:
             self.process = program(
-                command,
-                stdout=file,
-                stderr=file,
-                environment=environment,
-                own_group=True,
+                command, stdout=file, stderr=file, environment=environment, own_group=True
             )
         self._ready = ready
 
@@ -88,9 +84,7 @@ class Job(Child):
         path = folder / f"{name}.json"
         path.write_text(json.dumps(plan))
         super().__init__(
-            ["-m", "support.processes.job", str(path)],
-            folder / f"{name}.out",
-            "job ready",
+            ["-m", "support.processes.job", str(path)], folder / f"{name}.out", "job ready"
         )
 
     def restart(self) -> Job:

@@ -24,12 +24,7 @@ class ThroughRunner:
     """An operator over windows and buckets; takes feeds as `support.sides.cases.Runner` does."""
 
     def __init__(
-        self,
-        make: Callable[[], SideOperator],
-        buckets: int,
-        case: Case,
-        *,
-        seed: int = 0,
+        self, make: Callable[[], SideOperator], buckets: int, case: Case, *, seed: int = 0
     ) -> None:
         order = PLACE if case.get("order", "arrival") == "arrival" else None
         self._through = Through(make, buckets, order_by=order, seed=seed)

@@ -172,11 +172,7 @@ class World:
         """Give a resource another spec, or the same again."""
         template = _template(kind_of(old), f"{old.key.job}/{old.key.port}", variant)
         new = replace(
-            template,
-            uid=old.uid,
-            created=old.created,
-            name=old.name,
-            generation=old.generation + 1,
+            template, uid=old.uid, created=old.created, name=old.name, generation=old.generation + 1
         )
         return self.write(new)
 
