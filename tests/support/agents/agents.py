@@ -315,37 +315,20 @@ class Publishing:
     port: str = "trades"
     ddl: str = DDL
 
+    def _named(self, batch: int) -> dict[str, Any]:
+        found = {"export": self.port, "query": self.query, "run": self.run}
+        return {**found, "batch": batch, "ddl": self.ddl}
+
     def admit(self, batch: int, *, renewed: int | None = None) -> dict[str, Any]:
-        return self.agent.client.call(
-            "publisher.admit",
-            export=self.port,
-            query=self.query,
-            run=self.run,
-            batch=batch,
-            ddl=self.ddl,
-            renewed=renewed,
-        )
+        named = self._named(batch)
+        return self.agent.client.call("publisher.admit", **named, renewed=renewed)
 
     def stage(self, batch: int, *batches: pa.RecordBatch) -> dict[str, Any]:
-        command = {
-            "export": self.port,
-            "query": self.query,
-            "run": self.run,
-            "batch": batch,
-            "ddl": self.ddl,
-        }
-        return self.agent.client.put(command, batches[0].schema, batches)
+        return self.agent.client.put(self._named(batch), batches[0].schema, batches)
 
     def commit(self, batch: int, stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return self.agent.client.call(
-            "publisher.publish",
-            export=self.port,
-            query=self.query,
-            run=self.run,
-            batch=batch,
-            stages=list(stages),
-            ddl=self.ddl if stages else None,
-        )
+        named = {**self._named(batch), **({} if stages else {"ddl": None})}
+        return self.agent.client.call("publisher.publish", **named, stages=list(stages))
 
     def publish(self, batch: int, *batches: pa.RecordBatch) -> dict[str, Any]:
         assert self.admit(batch) == {"admitted": True}
@@ -406,12 +389,8 @@ class Reading:
 
     def slices(self, start: dict[str, Any] | None, end: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the tickets of a batch; an exporter that is away is waited for."""
-        request: dict[str, Any] = {
-            "import": self.port,
-            "session": self.session,
-            "start": start,
-            "end": end,
-        }
+        named = {"import": self.port, "session": self.session}
+        request: dict[str, Any] = {**named, "start": start, "end": end}
 
         def cut() -> dict[str, Any] | None:
             try:

@@ -23,7 +23,8 @@ from pe_agent.datasource.sink import Staged, StreambrokerStreamWriter
 from pe_agent.datasource.slice_reader import Slice
 from pe_agent.datasource.source import StreambrokerStreamReader
 from pe_agent.transport.flight_errors import AgentUnreachableError
-from support.agents.agents import SCHEMA, AgentProcess, Pair, Reading, pair
+from support.agents.agents import AgentProcess, Pair, Reading, pair
+from support.agents.exports import rows
 from support.processes.waiting import until
 
 STRUCT = StructType([StructField("n", LongType()), StructField("name", StringType())])
@@ -60,8 +61,12 @@ def in_task(query: str, run: str, batch: int, partition: int) -> Iterator[None]:
 
 def wide(first: int, count: int, size: int = 10) -> pa.RecordBatch:
     """Return rows ``n`` = first, first + 1, … with ``size`` characters each."""
-    columns = {"n": list(range(first, first + count)), "name": ["x" * size] * count}
-    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+    return rows(first, count, size)
+
+
+def options_of(agent: AgentProcess, port: str, reconnect: float) -> Options:
+    found = agent.address
+    return Options(port, found["location"], found["token"], reconnect=reconnect)
 
 
 @dataclass
@@ -126,13 +131,7 @@ class Writing:
     reconnect: float = FAR
 
     def writer(self) -> StreambrokerStreamWriter:
-        address = self.job.home.address
-        options = Options(
-            port=self.port,
-            agent=address["location"],
-            token=address["token"],
-            reconnect=self.reconnect,
-        )
+        options = options_of(self.job.home, self.port, self.reconnect)
         return StreambrokerStreamWriter(STRUCT, options, overwrite=False)
 
     def task(self, batch: int, partition: int, rows: Iterator[pa.RecordBatch]) -> Staged:
@@ -176,13 +175,7 @@ class Tasks:
         self, ticket: dict[str, Any], arrived: Callable[[int], None] = lambda _: None
     ) -> list[int]:
         """Run one task; ``told`` is called with the number of each batch that arrived."""
-        address = self.job.pair.importer.address
-        options = Options(
-            port=self.port,
-            agent=address["location"],
-            token=address["token"],
-            reconnect=self.reconnect,
-        )
+        options = options_of(self.job.pair.importer, self.port, self.reconnect)
         reader = StreambrokerStreamReader(STRUCT, options)
         found: list[int] = []
         for number, batch in enumerate(reader.read(Slice(ticket, options.trust()))):

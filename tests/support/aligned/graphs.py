@@ -10,17 +10,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
-from typing import Protocol
 
 import pyarrow as pa
 
 from streambroker_core.control.operators.operator import Blobs, Changes, Input, Operator, Window
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.runtime.control_rows import PositionedControl
-from streambroker_core.control.runtime.emitter import EmittedControl, EmittedRows, Stage
+from streambroker_core.control.runtime.emitter import EmittedControl, Stage
 from streambroker_core.control.runtime.packing import (
     Packed,
     by_bucket,
@@ -30,6 +29,7 @@ from streambroker_core.control.runtime.packing import (
 )
 from streambroker_core.control.runtime.runner import AlignedRunner, AppliedControl, WindowResult
 from streambroker_core.control.tuples import ControlTuple, Delivery, Limits
+from support.aligned.window import apply
 
 QUERY = "q"
 SOURCE = "S"
@@ -165,16 +165,7 @@ def _read(
 
 
 def at_time(control: ControlTuple, at: int) -> ControlTuple:
-    return ControlTuple(
-        type=control.type,
-        id=control.id,
-        delivery=Delivery.AT_TIME,
-        at=at,
-        epoch=control.epoch,
-        emitter=control.emitter,
-        seq=control.seq,
-        text=control.text,
-    )
+    return replace(control, delivery=Delivery.AT_TIME, at=at)
 
 
 class Scripted(Operator):
@@ -249,23 +240,9 @@ class Crash(Exception):  # noqa: N818  -- what happened, as a test says it
     """The process of a bucket died in the middle of a window."""
 
 
-class Chance(Protocol):
-    """What may differ from run to run without a change of the result."""
-
-    def cuts(self, rows: int) -> list[int]:
-        """Return where to cut a batch."""
-
-    def shuffled(self, given: list[Packed]) -> list[Packed]:
-        """Return packed rows in the order in which they arrive."""
-
-    def partitions(self) -> int:
-        """Return how many partitions this window has."""
-
-    def crash(self) -> int | None:
-        """Return after how many steps a bucket is to crash."""
-
-
 class Steady:
+    """Where batches are cut, the order of arrival, partitions and crashes: nothing differs."""
+
     def cuts(self, rows: int) -> list[int]:
         del rows
         return []
@@ -277,10 +254,13 @@ class Steady:
         return 1
 
     def crash(self) -> int | None:
+        """Return after how many steps a bucket is to crash."""
         return None
 
 
-class Wild:
+class Wild(Steady):
+    """All may differ from run to run without a change of the result."""
+
     def __init__(self, seed: int, *, crashes: bool = True) -> None:
         self._random, self._crashes = Random(seed), crashes
 
@@ -303,7 +283,7 @@ class Plant:
     """Runs a graph window by window on ``AlignedRunner``, with state in a dict."""
 
     graph: Graph
-    chance: Chance = field(default_factory=Steady)
+    chance: Steady = field(default_factory=Steady)
     limits: Limits = field(default_factory=Limits)
     log: Log = field(default_factory=dict)
     applied: list[tuple[str, AppliedControl]] = field(default_factory=list)
@@ -375,11 +355,7 @@ class Plant:
         outcome = self._run(node, bucket, turn, self.chance.shuffled(packed), seen)
         if crash is not None and again is not None:
             assert again == outcome, "a replayed window came to something else"
-        for name, blob in outcome.changes.items():
-            if blob is None:
-                del blobs[name]
-            else:
-                blobs[name] = blob
+        self.state[where] = apply(blobs, outcome)
         self.outcomes[where] = outcome
         self.wakes[where] = outcome.wake_at
         self.applied += [(node.name, one) for one in outcome.applied]
@@ -451,10 +427,7 @@ def sink(buckets: int = 1, *inputs: str) -> Node:
 
 
 def reported(
-    log: Mapping[tuple[str, int], Sequence[tuple[int, tuple[Entry, ...]]]],
-    names: Mapping[str, str],
-    node: str = "sink",
-    bucket: int = 0,
+    log: Log, names: Mapping[str, str], node: str = "sink", bucket: int = 0
 ) -> dict[int, str]:
     """Return by window what a bucket saw, as text: ``D1 a D2``, names for identities."""
     out = {}
@@ -471,32 +444,3 @@ def reported(
 
 def names_of(windows: Iterable[Turn]) -> dict[str, str]:
     return {one.id: one.payload["name"] for turn in windows for _, one in turn.control}
-
-
-__all__ = [
-    "QUERY",
-    "SOURCE",
-    "Aware",
-    "Chance",
-    "Crash",
-    "Edge",
-    "EmittedRows",
-    "Graph",
-    "Log",
-    "Node",
-    "Note",
-    "Plant",
-    "Scripted",
-    "Steady",
-    "Turn",
-    "Wild",
-    "as_batch",
-    "at_time",
-    "chain",
-    "layout_of",
-    "names_of",
-    "note",
-    "reported",
-    "sink",
-    "turns",
-]

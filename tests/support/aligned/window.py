@@ -84,7 +84,7 @@ def emitted(outcome: WindowResult) -> list[ControlTuple]:
 
 
 def apply(blobs: dict[str, bytes], outcome: WindowResult) -> dict[str, bytes]:
-    after = {**blobs, **{name: blob for name, blob in outcome.changes.items() if blob}}
+    after = {**blobs, **{name: blob for name, blob in outcome.changes.items() if blob is not None}}
     for name, blob in outcome.changes.items():
         if blob is None:
             del after[name]

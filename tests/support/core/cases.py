@@ -89,7 +89,7 @@ def schema_of(case: dict[str, Any]) -> Schema:
 
 def batch_of(row: dict[str, Any], schema: Schema) -> pa.RecordBatch:
     """Return a batch of one row; columns without a value are null."""
-    fields = [pa.field(column.name, _arrow_type(column.type)) for column in schema]
+    fields = [pa.field(column.name, arrow_type(column.type)) for column in schema]
     arrays = [pa.array([row.get(field.name)], field.type) for field in fields]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else _no_columns()
 
@@ -104,9 +104,9 @@ def _spark_type(name: str) -> str:
     return _SPARK.get(name, name)
 
 
-def _arrow_type(name: str) -> pa.DataType:
+def arrow_type(name: str) -> pa.DataType:
     if name.startswith("array<"):
-        return pa.list_(_arrow_type(name[6:-1]))
+        return pa.list_(arrow_type(name[6:-1]))
     return _ARROW[name]
 
 

@@ -38,15 +38,7 @@ def script() -> list[Turn]:
 
 def _factor(control: ControlTuple) -> ControlTuple:
     kind, text = encode(SetFactor(FACTORS[control.payload["name"]]))
-    return ControlTuple(
-        type=kind,
-        id=control.id,
-        delivery=control.delivery,
-        epoch=control.epoch,
-        emitter=control.emitter,
-        seq=control.seq,
-        text=text,
-    )
+    return replace(control, type=kind, text=text)
 
 
 def main(folder: Path, cores: str) -> None:

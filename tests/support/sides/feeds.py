@@ -17,7 +17,6 @@ from streambroker.operators import OperatorStream, stream
 
 SECONDS = 60.0
 TRADES = "id string, currency string"
-RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 
 
 class Feed:
@@ -59,10 +58,3 @@ def running(made: OperatorStream, rows: Rows, checkpoint: Path) -> Iterator[Stre
         yield query
     finally:
         query.stop()
-
-
-def put_rates(folder: Path, **rates: float) -> None:
-    folder.mkdir(exist_ok=True)
-    table = pa.table({"currency": list(rates), "rate": list(rates.values())}, schema=RATES)
-    pq.write_table(table, folder / ".a.parquet")
-    (folder / ".a.parquet").rename(folder / "a.parquet")

@@ -12,8 +12,8 @@ from streambroker_core.wire.reports.side_status import SideStatus
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 
 
-def put(folder: Path, **rates: float) -> None:
-    """Write the one file of a folder anew, whole."""
+def put_rates(folder: Path, **rates: float) -> None:
+    """Write the one file of a folder again, whole."""
     folder.mkdir(exist_ok=True)
     table = pa.table({"currency": list(rates), "rate": list(rates.values())}, schema=RATES)
     pq.write_table(table, folder / ".a")

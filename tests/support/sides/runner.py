@@ -15,7 +15,7 @@ from streambroker_core.control.tuples import ControlTuple, Delivery
 from streambroker_core.side import SideComplete, SideOperator, SideVersion
 from streambroker_core.side.windows import SECOND
 from support.aligned.runner import Through, rows_of
-from support.sides.cases import MAIN, PLACE, Case, Feed, Rows, Run, batch_of, control_of
+from support.sides.cases import PLACE, Case, Feed, Rows, Run, batch_of, control_of, schema_at
 
 _KINDS = {"complete": SideComplete, "version": SideVersion}
 
@@ -56,12 +56,8 @@ class ThroughRunner:
 
     def _say(self, entry: list[Any], rows: Feed, at: int) -> None:
         self._count += 1
-        said = control_of(_KINDS[entry[0]](**entry[1]), self._count)
         delivery = Delivery.BEGIN if self._late else Delivery.END_WINDOW
-        control = ControlTuple(
-            type=said.type, id=said.id, delivery=delivery, epoch=0, emitter="log", seq=self._count,
-            text=said.text,
-        )  # fmt: skip
+        control = control_of(_KINDS[entry[0]](**entry[1]), self._count, delivery)
         if self._late:
             self._window(rows, at)
             self._control.append(control)
@@ -74,9 +70,7 @@ class ThroughRunner:
         for outcome in outcomes:
             for output, batch in rows_of(outcome):
                 self.run.out[output] += [{**row, "at": at} for row in batch.to_pylist()]
-        self.run.ended = [self._through.last[each] for each in sorted(self._through.last)]
-        held = [one.held_at() for one in self.run.ended]
-        self.run.held.append(min((each for each in held if each is not None), default=None))
+        self.run.note(self._through.last)
 
     def _batches(self, rows: Feed) -> list[tuple[str, pa.RecordBatch]]:
         ports: dict[str, list[dict[str, Any]]] = {}
@@ -84,7 +78,7 @@ class ThroughRunner:
             ports.setdefault(port, []).append(row)
         given = []
         for port, each in ports.items():
-            schema = self._join.schema if port == MAIN else self._join.input(port).schema
+            schema = schema_at(self._join, port)
             if PLACE not in schema.names:
                 schema = schema.append(pa.field(PLACE, pa.int64()))
             given.append((port, batch_of(each, schema)))

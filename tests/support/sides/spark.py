@@ -103,11 +103,7 @@ def _parts(entries: Feed) -> list[Part]:
     found = [Part()]
     for port, what, place in entries:
         if port in _SAID:
-            said = control_of(_SAID[port](**what), place)
-            found[-1].said = ControlTuple(
-                type=said.type, id=said.id, delivery=Delivery.END_WINDOW, epoch=0, emitter="log",
-                seq=place, text=said.text,
-            )  # fmt: skip
+            found[-1].said = control_of(_SAID[port](**what), place, Delivery.END_WINDOW)
             found.append(Part())
         else:
             found[-1].rows.append([port, what])
