@@ -33,29 +33,17 @@ metadata: {name: alerts-trades}
 spec: {job: alerts, port: trades, subscription: 'kind == "trade"', filter: price > 10.0}
 """
 """One Export, one Import, and the route between them."""
+_UNKNOWN = """
+rowsPerSecond bytesPerSecond lagEpochs lagRows lagBytes lagSeconds congestion waitingSince ended
+readToEnd filteredRows droppedRows lostRows duplicateRows blockedSeconds releasedPlans age
+"""
 ROUTE = {
     "export": "default/feed/0/trades",
     "import": "default/alerts/0/trades",
     "policy": "wait",
-    "rowsPerSecond": None,
-    "bytesPerSecond": None,
-    "lagEpochs": None,
-    "lagRows": None,
-    "lagBytes": None,
-    "lagSeconds": None,
-    "congestion": None,
     "waiting": False,
-    "waitingSince": None,
     "alive": False,
-    "ended": None,
-    "readToEnd": None,
-    "filteredRows": None,
-    "droppedRows": None,
-    "lostRows": None,
-    "duplicateRows": None,
-    "blockedSeconds": None,
-    "releasedPlans": None,
-    "age": None,
+    **dict.fromkeys(_UNKNOWN.split()),
 }
 """That route in `top`, of which nobody has reported."""
 

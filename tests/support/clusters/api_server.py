@@ -299,10 +299,15 @@ class ApiServer:
     def _serves(self, plural: str) -> bool:
         return self.request("GET", f"{GROUP}/{plural}").status == 200
 
+    def make(self, path: str, kind: str, name: str, *, known: bool = False, **more: Any) -> Any:
+        """Create an object of the core API and return it; ``known``: it may be there already."""
+        body = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **more}
+        answer = self.request("POST", f"/api/v1/{path}", body)
+        assert answer.status == 201 or (known and answer.status == 409), answer.message
+        return answer.body
+
     def create_namespace(self, name: str) -> None:
-        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-        answer = self.request("POST", "/api/v1/namespaces", body)
-        assert answer.status == 201, answer.message
+        self.make("namespaces", "Namespace", name)
 
     def remove_namespace(self, name: str) -> None:
         """Remove a namespace and the Exports and Imports in it; no controller does it here."""

@@ -158,7 +158,7 @@ class Followed:
         await self.runtime.feed.load(event)
 
     def _look(self, events: Sequence[BoardEvent]) -> None:
-        shown = _uids(self.board)
+        shown = set(_readable(self.board))
         self.torn += [(uid, events[-1]) for uid in self.steady & self._shown - shown]
         self._shown = shown
 
@@ -233,16 +233,14 @@ async def _wind_up() -> None:
         await asyncio.sleep(0.005)
 
 
-def _uids(board: Board) -> set[str]:
-    found = {export.uid for export in board.reader.iter_exports()}
-    found |= {import_.uid for import_ in board.reader.iter_imports()}
-    return found | {rule.uid for rule in board.reader.rules}
+def _readable(board: Board) -> dict[str, Entry]:
+    reader = board.reader
+    every = (*reader.iter_exports(), *reader.iter_imports(), *reader.rules)
+    return {one.uid: one for one in every}
 
 
 def _entries(board: Board, feeder: ApiFeeder) -> dict[str, Entry]:
-    found: dict[str, Entry] = {export.uid: export for export in board.reader.iter_exports()}
-    found |= {import_.uid: import_ for import_ in board.reader.iter_imports()}
-    found |= {rule.uid: rule for rule in board.reader.rules}
+    found = _readable(board)
     for kind, feed in feeder.feeds.items():
         for uid in list(feed.cache._objects):
             what = board.reader.unreadable(kind, uid)
@@ -308,9 +306,7 @@ def scan(
         listed = tuple((one, 2) for one in found if not isinstance(one, Unreadable))
         unreadable = tuple(replace(one, version=2) for one in found if isinstance(one, Unreadable))
         board.handle(Synced(kind=kind, listed=listed, version=2, unreadable=unreadable))
-    entries |= {export.uid: export for export in board.reader.iter_exports()}
-    entries |= {import_.uid: import_ for import_ in board.reader.iter_imports()}
-    entries |= {rule.uid: rule for rule in board.reader.rules}
+    entries |= _readable(board)
     registrations = Registrations(Objects(HttpApi(Access(server=api.url))), board.reader)
     for kind, body in bodies:
         agent = None if kind == RULE else registrations.observe(body)

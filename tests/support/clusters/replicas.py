@@ -34,11 +34,7 @@ _OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 def make_key(server: ApiServer, namespace: str) -> None:
     key = base64.b64encode(secrets.token_bytes(32)).decode()
-    body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "streambroker"}}
-    answer = server.request(
-        "POST", f"/api/v1/namespaces/{namespace}/secrets", {**body, "data": {"key": key}}
-    )
-    assert answer.status == 201, answer.message
+    server.make(f"namespaces/{namespace}/secrets", "Secret", "streambroker", data={"key": key})
 
 
 def kubeconfig(server: ApiServer, folder: Path, namespace: str, token: str | None) -> Path:

@@ -18,6 +18,7 @@ from streambroker_operator.kubernetes.client.objects import Objects
 from streambroker_operator.storage.backend import StoredResource
 from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
 from support.clusters.api_server import APPLY, GROUP, ApiServer
+from support.clusters.calls import manifest
 from support.kubernetes.fake_server import Api, Call
 
 KINDS: tuple[Kind, Kind] = ("Export", "Import")
@@ -110,12 +111,9 @@ class Others:
 
     def manifest(self, kind: Kind, spec: Mapping[str, Any]) -> dict[str, Any]:
         """Return a manifest named ``feed`` or ``alerts`` after its job."""
-        return {
-            "apiVersion": "streambroker.io/v1alpha1",
-            "kind": kind,
-            "metadata": {"name": spec["job"], "namespace": self.namespace},
-            "spec": dict(spec),
-        }
+        found = manifest(kind, spec["job"], **spec)
+        found["metadata"]["namespace"] = self.namespace
+        return found
 
     def path(self, kind: Kind, name: str) -> str:
         return f"{GROUP}/namespaces/{self.namespace}/{PLURALS[kind]}/{name}"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pe_agent.transport.broker_client import BrokerClient
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.offset import Offset, ranges
 from support.cuts import queries
 from support.cuts.cast import Cast, Role
 from support.spark.feeds import Row, row
@@ -45,21 +44,11 @@ class Lane:
     def __init__(self, cast: Cast, nature: Nature) -> None:
         self.cast, self.nature, self.port = cast, nature, nature.name
         self.folder = cast.folder / self.port
-        self.folder.mkdir()
-        plan: dict[str, Any] = {
-            "port": self.port,
-            "folder": str(self.folder),
-            "batches": FOR_EVER,
-            "reading": {"maxBytesPerBatch": "20000"},
-            "stragglers": False,
-            "pauses": False,
-            "pace": nature.pace,
-            "slow": nature.slow,
-            "exporter": [cast.exporter.location, cast.exporter.address["token"]],
-            "importer": [cast.importer.location, cast.importer.address["token"]],
-            "ca": None,
-        }
-        self.exporting, self.importing = Role("exporting", plan), Role("importing", plan)
+        self.importing_log = self.folder / "importing"
+        self.exporting, self.importing = cast.roles(
+            self.port, batches=FOR_EVER, pace=nature.pace, slow=nature.slow,
+            reading={"maxBytesPerBatch": "20000"},
+        )  # fmt: skip
         cast.declare(
             self.port, policy=nature.policy, buffer={"maxBytes": nature.max_bytes}, filter_=_first()
         )
@@ -108,7 +97,7 @@ class Lane:
 
     def figures(self) -> dict[str, Any] | None:
         """Return the reader's figures at the exporter; None while nobody answers."""
-        log = queries.Checkpoint(self.folder / "importing")
+        log = queries.Checkpoint(self.importing_log)
         last = log.read("offsets", log.last("offsets"))
         try:
             return self.cast.exporter.reader_status(last["reader"], self.port) if last else None
@@ -116,14 +105,6 @@ class Lane:
             return None
 
     # -- what came of it -----------------------------------------------------------------------
-
-    def _batches(self) -> Iterator[tuple[int, Offset, dict[str, tuple[int, int]]]]:
-        log = queries.Checkpoint(self.folder / "importing")
-        start = Offset()
-        for number in range(log.last("commits") + 1):
-            end = Offset.decode(log.read("offsets", number))
-            yield number, end, ranges(start, end)
-            start = end
 
     def check(self) -> dict[str, Any]:
         """Compare row by row; return the counts."""
@@ -133,7 +114,7 @@ class Lane:
         before: int | None = None  # epochs that a full log had dropped before the first read
         counted = 0  # how many of them the reader counts: all, if it was known before they went
         pinned: Counter[str] = Counter()
-        for number, end, read in self._batches():
+        for number, (end, read) in enumerate(queries.Checkpoint(self.importing_log).batches()):
             wanted: Counter[tuple[Any, ...]] = Counter()
             for stream, (first, next_) in read.items():
                 if before is None:

@@ -20,28 +20,18 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from pe_agent.datasource import sink
 from pe_agent.datasource.source import StreambrokerDataSource
+from streambroker_core.ledger.offset import Offset, ranges
 from support.processes.forks import Fork, ForkFailedError
 from support.spark.feeds import row
 
-COLUMNS = StructType(
-    [
-        StructField("line", LongType()),
-        StructField("price", DoubleType()),
-        StructField("name", StringType()),
-    ]
-)
-WHENCE = StructType(
-    [
-        StructField("job", StringType()),
-        StructField("port", StringType()),
-        StructField("stream", StringType()),
-        StructField("epoch", LongType()),
-    ]
-)
+COLUMNS = StructType().add("line", "long").add("price", "double").add("name", "string")
+WHENCE = StructType().add("job", "string").add("port", "string").add("stream", "string")
+WHENCE.add("epoch", "long")
+Range = tuple[int, int]
 ROWS, BLOCKS, TASKS = 10, 2, 2
 ROWS_PER_BATCH = ROWS * BLOCKS * TASKS
 ATTEMPTS = 4
@@ -71,6 +61,14 @@ class Checkpoint:
     def last(self, log: str) -> int:
         """Return the number of the last entry, -1 before the first."""
         return max((int(f.name) for f in (self.folder / log).glob("[0-9]*")), default=-1)
+
+    def batches(self, log: str = "commits") -> Iterator[tuple[Offset, dict[str, Range]]]:
+        """Yield for each batch in a log of an importing query its offset, and what it reads."""
+        start = Offset()
+        for number in range(self.last(log) + 1):
+            end = Offset.decode(self.read("offsets", number))
+            yield end, ranges(start, end)
+            start = end
 
     def query_id(self) -> str:
         """Return what stays with the checkpoint."""
@@ -252,7 +250,7 @@ class Importing(Query):
             pollWait="0.2",
             **plan["reading"],
         )
-        schema = StructType([*COLUMNS.fields, StructField("_source", WHENCE)])
+        schema = StructType([*COLUMNS.fields]).add("_source", WHENCE)
         self._reader = source.streamReader(schema=schema)
         # Spark plans the tasks' copies from another instance of the reader.
         self._copy = pickle.dumps(source.streamReader(schema=schema))
