@@ -10,7 +10,7 @@ import signal
 import subprocess
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,33 +49,29 @@ def rows(first: int, count: int, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
     )
 
 
+@dataclass(eq=False)
 class AgentProcess:
     """One agent over a data directory; it can be killed and started again on its port."""
 
-    def __init__(
-        self,
-        home: Path,
-        job: str,
-        *,
-        port: int = 0,
-        broker: str | None = None,
-        secured: Authority | None = None,
-        linger: float = 900.0,
-        environment: Mapping[str, str] | None = None,
-        pe: int = 0,
-        fresh: bool = False,
-    ) -> None:
-        self.home, self.job, self.port, self.broker = home, job, port, broker
-        self.linger, self.environment = linger, environment
-        self.main: Sequence[str] = AGENT
-        self.fresh = fresh
-        self.secured = secured
-        self.trust = secured.trust() if secured else AgentTrust()
-        self.pe = f"default/{job}/{pe}"
-        self.key = zlib.crc32(job.encode()).to_bytes(4, "big") * 8
-        self.process: Process | None = None
-        self.line = ""
-        self.log = home.parent / f"{home.name}.err"
+    home: Path
+    job: str
+    _: KW_ONLY
+    port: int = 0
+    broker: str | None = None
+    secured: Authority | None = None
+    linger: float = 900.0
+    environment: Mapping[str, str] | None = None
+    number: InitVar[int] = 0
+    fresh: bool = False
+    main: Sequence[str] = AGENT
+    process: Process | None = None
+    line: str = ""
+
+    def __post_init__(self, number: int) -> None:
+        self.trust = self.secured.trust() if self.secured else AgentTrust()
+        self.pe = f"default/{self.job}/{number}"
+        self.key = zlib.crc32(self.job.encode()).to_bytes(4, "big") * 8
+        self.log = self.home.parent / f"{self.home.name}.err"
 
     def prepare(self) -> None:
         """Make the data directory and put the key into it."""
@@ -349,17 +345,9 @@ class Reading:
     def next(
         self, start: dict[str, Any] | None, *, wait: float = 0.0, **more: Any
     ) -> dict[str, Any]:
-        request = {
-            "import": self.port,
-            "session": self.session,
-            "start": start,
-            "columns": list(self.columns),
-            "max_bytes": self.max_bytes,
-            "limit": None,
-            "wait": wait,
-            **more,
-        }
-        return self.agent.client.call("reader.next", **request)
+        named = {"import": self.port, "session": self.session, "columns": list(self.columns)}
+        request = {**named, "max_bytes": self.max_bytes, "limit": None, "wait": wait, **more}
+        return self.agent.client.call("reader.next", start=start, **request)
 
     def end(self, start: dict[str, Any] | None, seconds: float = 10.0) -> dict[str, Any]:
         """Return an offset behind ``start`` that has something to read."""

@@ -43,15 +43,10 @@ class Connected:
         agent.client.call("declare", kind=kind, port=port, spec=spec, redeclare=again)
 
     def imported(self, port: str = "trades") -> dict[str, Any]:
-        """Return an import as its agent sees it; nothing before it has a view."""
-        view = self.importer.client.call("view")["view"] or {}
-        found: dict[str, Any] = view.get("imports", {}).get(port, {})
-        return found
+        return _viewed(self.importer, "imports", port)
 
-    def exported(self, port: str = "trades") -> dict[str, Any]:
-        view = self.exporter.client.call("view")["view"] or {}
-        found: dict[str, Any] = view.get("exports", {}).get(port, {})
-        return found
+    def exported(self) -> dict[str, Any]:
+        return _viewed(self.exporter, "exports", "trades")
 
     def at(self) -> str | None:
         """Return the address at which the importer looks for the exporter."""
@@ -62,3 +57,10 @@ class Connected:
         self.importer.kill()
         self.exporter.kill()
         self.broker.end()
+
+
+def _viewed(agent: AgentProcess, kind: str, port: str) -> dict[str, Any]:
+    """Return a port as its agent sees it; nothing before it has a view."""
+    view = agent.client.call("view")["view"] or {}
+    found: dict[str, Any] = view.get(kind, {}).get(port, {})
+    return found

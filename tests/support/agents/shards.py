@@ -207,7 +207,7 @@ def _renewed(agent: AgentProcess) -> bool:
 
 
 def job(directory: Path, ports: Sequence[str], **only: Any) -> Iterator[Job]:
-    fellows = [AgentProcess(directory / f"feed-{n}", "feed", pe=n) for n in (1, 2)]
+    fellows = [AgentProcess(directory / f"feed-{n}", "feed", number=n) for n in (1, 2)]
     try:
         for fellow in fellows:
             fellow.prepare()

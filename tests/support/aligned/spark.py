@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -197,12 +198,21 @@ def on_spark(
 
 def run(stream: Stream, checkpoint: Path, *, partitions: int = 2) -> str:
     """Run a stream to the end of its script; return the query's id."""
-    before = stream.spark.conf.get(SHUFFLE)
-    stream.spark.conf.set(SHUFFLE, str(partitions))
-    try:
+    with configured(stream.spark, {SHUFFLE: str(partitions)}):
         return drain(stream.to_df().writeStream.format("noop"), checkpoint)
+
+
+@contextmanager
+def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+    """Set what a query is started with, for the length of a block."""
+    before = {name: spark.conf.get(name) for name in conf}
+    for name, value in conf.items():
+        spark.conf.set(name, value)
+    try:
+        yield
     finally:
-        stream.spark.conf.set(SHUFFLE, str(before))
+        for name, former in before.items():
+            spark.conf.set(name, str(former))
 
 
 def drain(writer: DataStreamWriter, checkpoint: Path) -> str:

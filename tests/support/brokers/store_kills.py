@@ -218,6 +218,10 @@ class _Vfs(ctypes.Structure):
 
 
 _void = ctypes.c_void_p
+_BEFORE = """
+xOpen xDelete xAccess xFullPathname xDlOpen xDlError xDlSym xDlClose xRandomness xSleep xCurrentTime
+xGetLastError xCurrentTimeInt64
+"""
 _Vfs._fields_ = [
     ("iVersion", ctypes.c_int),
     ("szOsFile", ctypes.c_int),
@@ -225,10 +229,7 @@ _Vfs._fields_ = [
     ("pNext", _void),
     ("zName", ctypes.c_char_p),
     ("pAppData", _void),
-    *((name, _void) for name in ("xOpen", "xDelete", "xAccess", "xFullPathname")),
-    *((name, _void) for name in ("xDlOpen", "xDlError", "xDlSym", "xDlClose")),
-    *((name, _void) for name in ("xRandomness", "xSleep", "xCurrentTime", "xGetLastError")),
-    ("xCurrentTimeInt64", _void),
+    *((name, _void) for name in _BEFORE.split()),
     (
         "xSetSystemCall",
         ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Vfs), ctypes.c_char_p, _void),

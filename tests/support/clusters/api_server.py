@@ -18,10 +18,12 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from email.message import Message
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from streambroker_operator.kubernetes.client.kubeconfig import Access
 from support.clusters.programs import Program
 from support.processes.ports import free_port
 from support.processes.waiting import until
@@ -148,7 +150,6 @@ class ApiServer:
         self.ca = folder / "certs" / "apiserver.crt"
         self.tokens = _tokens(given)
         self.program = Program(self._command(), folder / "apiserver.log")
-        self._opener: urllib.request.OpenerDirector | None = None
 
     def _command(self) -> list[str]:
         key = self._given / "accounts.key"
@@ -218,20 +219,16 @@ class ApiServer:
         request = urllib.request.Request(
             f"{self.url}{path}", data=data, method=method, headers=headers
         )
+        status, read, _ = sent(self._opener, request, _ANSWER_SECONDS)
         try:
-            with self._connect().open(request, timeout=_ANSWER_SECONDS) as answer:
-                return Answer(answer.status, _decoded(answer.read()))
-        except urllib.error.HTTPError as refusal:
-            with refusal:
-                return Answer(refusal.code, _decoded(refusal.read()))
+            return Answer(status, json.loads(read))
+        except ValueError:
+            return Answer(status, read.decode(errors="replace"))
 
-    def _connect(self) -> urllib.request.OpenerDirector:
-        if self._opener is None:
-            context = ssl.create_default_context(cafile=str(self.ca))
-            self._opener = urllib.request.build_opener(
-                urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-            )
-        return self._opener
+    @cached_property
+    def _opener(self) -> urllib.request.OpenerDirector:
+        tls = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=str(self.ca)))
+        return urllib.request.build_opener(urllib.request.ProxyHandler({}), tls)
 
     def kubeconfig(self, user: str = "admin") -> Path:
         """Write a file by which kubectl and clients find this server as a user."""
@@ -248,6 +245,9 @@ class ApiServer:
         }
         path.write_text(json.dumps(config))
         return path
+
+    def access(self, user: str = "admin") -> Access:
+        return Access(server=self.url, token=self.tokens[user], ca_file=str(self.ca))
 
     def kubectl(
         self, *arguments: str, stdin: str = "", user: str = "admin", editor: str = ""
@@ -367,8 +367,13 @@ def _signing_key() -> str:
     return f"-----BEGIN EC PRIVATE KEY-----\n{text}\n-----END EC PRIVATE KEY-----\n"
 
 
-def _decoded(data: bytes) -> Any:
+def sent(
+    opener: urllib.request.OpenerDirector, request: urllib.request.Request | str, seconds: float
+) -> tuple[int, bytes, Message]:
+    """Send a request; return status, body and headers of the answer, also of a refusal."""
     try:
-        return json.loads(data)
-    except ValueError:
-        return data.decode(errors="replace")
+        answer = opener.open(request, timeout=seconds)
+    except urllib.error.HTTPError as refusal:
+        answer = refusal
+    with answer:
+        return answer.status, answer.read(), answer.headers

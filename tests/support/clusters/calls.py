@@ -13,18 +13,14 @@ from streambroker_core.board import Board, Synced
 from streambroker_core.model import AnyKind, Kind
 from streambroker_core.wire.manifests.ports import OBJECTS, read_manifest
 from streambroker_operator.kubernetes.client.http_api import HttpApi
-from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
 from support.clusters.api_server import APPLY, GROUP, ApiServer
 from support.processes.waiting import until
 
 
 @asynccontextmanager
-async def calls_of(
-    server: ApiServer, user: str = "admin", token: str | None = None
-) -> AsyncIterator[HttpApi]:
-    access = Access(server=server.url, token=token or server.tokens[user], ca_file=str(server.ca))
-    api = HttpApi(access)
+async def calls_of(server: ApiServer, user: str = "admin") -> AsyncIterator[HttpApi]:
+    api = HttpApi(server.access(user))
     try:
         yield api
     finally:
@@ -41,10 +37,8 @@ def manifest(kind: AnyKind, name: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-async def create(
-    api: HttpApi, namespace: str, documents: Iterable[Mapping[str, Any]], at_once: int = 16
-) -> None:
-    places = asyncio.Semaphore(at_once)
+async def create(api: HttpApi, namespace: str, documents: Iterable[Mapping[str, Any]]) -> None:
+    places = asyncio.Semaphore(16)
 
     async def one(document: Mapping[str, Any]) -> None:
         async with places:

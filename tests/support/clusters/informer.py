@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from streambroker_core.board import Action, Board, BoardEvent, Synced, Unreadable
@@ -193,25 +193,20 @@ class Followed:
         if not health.synced:
             return f"not synced: {health}"
         entries = self.entries()
-        wanted = scan(api, namespaces, _accepted(entries))
-        if wanted is None:
+        scanned = scan(api, namespaces, _accepted(entries))
+        if scanned is None:
             return "the server does not say what it holds"
-        if entries != wanted.entries:
-            uids = {*entries, *wanted.entries}
-            pairs = [(entries.get(uid), wanted.entries.get(uid)) for uid in sorted(uids)]
+        wanted, board = scanned
+        if entries != wanted:
+            pairs = [(entries.get(uid), wanted.get(uid)) for uid in sorted({*entries, *wanted})]
             return f"entries {[pair for pair in pairs if pair[0] != pair[1]]}; {health}"
-        views = self.call(lambda: _views(self.board, wanted.board))
-        wanted_views = wanted.board.reader.versions()
+        views, wanted_views = self.call(lambda: _views(self.board, board)), board.reader.versions()
         return "" if views == wanted_views else f"views {views} and not {wanted_views}; {health}"
-
-    def shows(self, api: ApiServer, namespaces: Sequence[str]) -> bool:
-        return not self.unlike(api, namespaces)
 
     def await_scan(self, api: ApiServer, namespaces: Sequence[str], seconds: float = 40.0) -> None:
         try:
-            until(
-                lambda: self.shows(api, namespaces), seconds, "the board shows what the server has"
-            )
+            what = "the board shows what the server has"
+            until(lambda: not self.unlike(api, namespaces), seconds, what)
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.unlike(api, namespaces)}") from error
         assert self.torn == []
@@ -259,14 +254,6 @@ def _views(board: Board, wanted: Board) -> dict[PeKey, str]:
     }
 
 
-@dataclass
-class Scan:
-    """What a server holds."""
-
-    entries: dict[str, Entry]
-    board: Board
-
-
 def _accepted(entries: Mapping[str, Entry]) -> list[Export | Import | Rule]:
     """Return the generations that run although a newer one is refused.
 
@@ -282,8 +269,8 @@ def _accepted(entries: Mapping[str, Entry]) -> list[Export | Import | Rule]:
 
 def scan(
     api: ApiServer, namespaces: Sequence[str], accepted: Sequence[Export | Import | Rule] = ()
-) -> Scan | None:
-    """Return what a server holds; None while it cannot say."""
+) -> tuple[dict[str, Entry], Board] | None:
+    """Return what a server holds, and a board with it; None while it cannot say."""
     bodies: list[tuple[AnyKind, Any]] = []
     for kind, plural in OBJECTS.items():
         for namespace in namespaces:
@@ -312,4 +299,4 @@ def scan(
         agent = None if kind == RULE else registrations.observe(body)
         if agent is not None:
             board.handle(agent)
-    return Scan(entries=entries, board=board)
+    return entries, board

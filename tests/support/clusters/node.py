@@ -21,16 +21,8 @@ from support.clusters.programs import Program, assets
 from support.processes.waiting import until
 
 _CLUSTER = Path(__file__).parents[2] / "cluster"
-_PROGRAMS = (
-    "etcd",
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-    "kube-proxy",
-    "kubelet",
-    "coredns",
-    "kubectl",
-)
+_KUBE = ("apiserver", "controller-manager", "scheduler", "proxy")
+_PROGRAMS = ("etcd", *(f"kube-{name}" for name in _KUBE), "kubelet", "coredns", "kubectl")
 _NODES = 60
 _BUILD_SECONDS = 1_200.0
 _START_SECONDS = 240.0

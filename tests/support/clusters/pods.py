@@ -106,7 +106,8 @@ class Jobs:
 
     def submit(self, job: str, *, sidecar: bool = False) -> None:
         """Run submit.sh; the driver pod is made when it returns."""
-        driver = f"{'tls/' if self.tls else ''}{job}-driver{'-sidecar' if sidecar else ''}.yaml"
+        names = {"DRIVER": f"{job}-driver{'-sidecar' if sidecar else ''}", "EXECUTOR": "executor"}
+        pods = {key: f"{'tls/' if self.tls else ''}{name}.yaml" for key, name in names.items()}
         settings = [
             word for name, value in _SMALL.items() for word in ("--conf", f"{name}={value}")
         ]
@@ -117,12 +118,7 @@ class Jobs:
             text=True,
             timeout=_SUBMIT_SECONDS,
             check=False,
-            env={
-                **self.cluster.environment,
-                "API": self.cluster.url,
-                "DRIVER": driver,
-                "EXECUTOR": f"{'tls/' if self.tls else ''}executor.yaml",
-            },
+            env={**self.cluster.environment, "API": self.cluster.url, **pods},
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

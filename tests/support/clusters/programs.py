@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from support.processes.frozen import freeze, thaw
 from support.processes.waiting import until
 
 _CLUSTER = Path(__file__).parents[2] / "cluster"
@@ -91,10 +90,3 @@ class Program:
             return
         self._leash.communicate()
         self._leash = None
-
-    def pause(self) -> None:
-        """Let it stand still: connections stay open and nothing is answered."""
-        freeze(self.pid)
-
-    def resume(self) -> None:
-        thaw(self.pid)

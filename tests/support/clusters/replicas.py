@@ -22,7 +22,7 @@ from streambroker_core.wire.broker import ended_exports as ends
 from streambroker_core.wire.broker.registration import decode_answer
 from streambroker_operator.kubernetes.broker import ClusterBroker, Settings
 from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
-from support.clusters.api_server import GROUP, ApiServer
+from support.clusters.api_server import GROUP, JSON, ApiServer, sent
 from support.clusters.calls import make_account, make_pod, manifest, token_of, true
 from support.processes.forks import CLI, program
 from support.processes.ports import free_port
@@ -72,12 +72,8 @@ class Operator:
         return found is not None
 
     def probe(self, path: str) -> tuple[int, str]:
-        try:
-            with _OPEN.open(self.probes + path, timeout=5.0) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as refusal:
-            with refusal:
-                return refusal.code, refusal.read().decode()
+        status, text, _ = sent(_OPEN, self.probes + path, 5.0)
+        return status, text.decode()
 
     @property
     def leads(self) -> bool:
@@ -97,19 +93,11 @@ class Operator:
     ) -> tuple[int, Any, Message]:
         """Send a request below ``/api/subscriptions``, or to ``/api/…``; return what came of it."""
         data = None if body is None else json.dumps(body).encode()
-        sent = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", **headers}
+        given = {"Authorization": f"Bearer {token}", "Content-Type": JSON, **headers}
         where = path if path.startswith("/api/") else f"/api/subscriptions{path}"
-        request = urllib.request.Request(
-            f"{self.url}{where}", data=data, method=method, headers=sent
-        )
-        try:
-            with _OPEN.open(request, timeout=20.0) as answer:
-                text = answer.read()
-                return answer.status, json.loads(text) if text else None, answer.headers
-        except urllib.error.HTTPError as refusal:
-            with refusal:
-                text = refusal.read()
-                return refusal.code, json.loads(text) if text else None, refusal.headers
+        request = urllib.request.Request(self.url + where, data=data, method=method, headers=given)
+        status, text, answered = sent(_OPEN, request, 20.0)
+        return status, json.loads(text) if text else None, answered
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from streambroker_core.model import Export, Import, Kind, PortKey, Resource
 from streambroker_core.wire.manifests.ports import PLURALS, read_manifest
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
 from streambroker_operator.kubernetes.client.http_api import Answer, HttpApi
-from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.client.objects import Objects
 from streambroker_operator.storage.backend import StoredResource
 from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
@@ -50,8 +49,7 @@ class Replica:
         self, api: ApiServer, namespace: str, user: str = "admin", board: Board | None = None
     ) -> None:
         self.api, self.namespace = api, namespace
-        access = Access(server=api.url, token=api.tokens[user], ca_file=str(api.ca))
-        self._calls = HttpApi(access)
+        self._calls = HttpApi(api.access(user))
         self.api_calls = Meddling(self._calls)
         self.board = Board() if board is None else board
         self.store = KubernetesStore(Objects(self.api_calls), self.board.reader, secret=b"s" * 32)

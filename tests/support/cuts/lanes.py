@@ -11,7 +11,7 @@ from typing import Any
 from pe_agent.transport.broker_client import BrokerClient
 from streambroker_core.errors import StreambrokerError
 from support.cuts import queries
-from support.cuts.cast import Cast, Role
+from support.cuts.cast import Cast
 from support.spark.feeds import Row, row
 
 FILTERS: Mapping[str, Callable[[Row], bool]] = {
@@ -53,10 +53,6 @@ class Lane:
             self.port, policy=nature.policy, buffer={"maxBytes": nature.max_bytes}, filter_=_first()
         )
 
-    @property
-    def queries(self) -> tuple[Role, Role]:
-        return self.exporting, self.importing
-
     def tend(self) -> None:
         self.exporting.tend()
         self.importing.tend()
@@ -76,12 +72,6 @@ class Lane:
         broker.request("PUT", path, spec, headers={"If-Match": found.headers["etag"]})
 
     # -- the end -----------------------------------------------------------------------------
-
-    def let_end(self) -> None:
-        (self.folder / "enough").touch()
-
-    def let_stop(self) -> None:
-        (self.folder / "stop").touch()
 
     def published(self) -> int:
         return queries.Checkpoint(self.folder / "exporting").last("commits") + 1

@@ -49,7 +49,7 @@ def main(folder: Path, cores: str) -> None:
         session("kills", cores=int(cores), conf=SMALL), folder, script(), tasks=int(cores) + 1
     )
     made = stream.key_by("k").apply(
-        partial(Killing, folder, kills["middle"]),
+        partial(Killing, folder, windows=kills["middle"]),
         name="multiply",
         schema=Multiply.SCHEMA,
         options=OperatorOptions(buckets=3, report=True),

@@ -19,7 +19,7 @@ import streambroker as sb
 from pe_agent.spark.local_session import SMALL, session
 from streambroker import PE
 from streambroker.operators import OperatorOptions, OperatorStream, Stream
-from support.aligned.operators import KillingAt, Multiply
+from support.aligned.operators import Killing, Multiply
 from support.aligned.spark import drain, scripted
 from support.driver.aligned import script
 
@@ -59,7 +59,7 @@ def import_(spark: SparkSession, pe: PE, folder: Path) -> None:
 
 
 def _multiplied(stream: Stream, folder: Path) -> OperatorStream:
-    make = partial(KillingAt, folder, json.loads((folder / "values").read_text()))
+    make = partial(Killing, folder, values=json.loads((folder / "values").read_text()))
     return stream.key_by("k").apply(
         make, name="multiply", schema=Multiply.SCHEMA, options=OperatorOptions(buckets=3)
     )

@@ -8,6 +8,7 @@ the pattern is refused before it runs (``malformed_pattern``, ``invalid_argument
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -31,27 +32,7 @@ from support.patterns.windows import Bucket, Buckets, Emitted, Windows
 END = 2**62
 EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - results have no zone
 MS = 1000
-_JOINS: dict[str, Any] = {
-    "next": Pattern.next,
-    "followedBy": Pattern.followed_by,
-    "followedByAny": Pattern.followed_by_any,
-    "notNext": Pattern.not_next,
-    "notFollowedBy": Pattern.not_followed_by,
-}
-_CALLS = {
-    "times": "times",
-    "oneOrMore": "one_or_more",
-    "timesOrMore": "times_or_more",
-    "optional": "optional",
-    "greedy": "greedy",
-    "consecutive": "consecutive",
-    "allowCombinations": "allow_combinations",
-    "until": "until",
-    "where": "where",
-    "or": "or_",
-    "subtype": "subtype",
-    "within": "within",
-}
+_JOINS = ("next", "followedBy", "followedByAny", "notNext", "notFollowedBy")
 _USUAL: dict[str, list[Any]] = {
     **{name: ["price == 5"] for name in ("until", "where", "or")},
     **{name: ["another"] for name in _JOINS},
@@ -100,7 +81,7 @@ def _chain(stages: list[dict[str, Any]], skip: Skip | None = None) -> Pattern:
         if pattern is None:
             pattern = Pattern.begin(inner, skip=skip)
         else:
-            pattern = _JOINS[stage["contiguity"]](pattern, inner)
+            pattern = _method(pattern, stage["contiguity"])(inner)
         pattern = _described(pattern, stage)
     assert pattern is not None
     return pattern
@@ -126,14 +107,19 @@ def _called(pattern: Pattern, name: str, arguments: list[Any]) -> Pattern:
     arguments = arguments or _USUAL.get(name, [])
     values = [text_of(each) or "true" if isinstance(each, dict) else each for each in arguments]
     if name in _JOINS:
-        joined: Pattern = _JOINS[name](pattern, *values)
-        return joined
+        return _method(pattern, name)(*values)
     counts = _COUNTS.get(name, 2)  # so many numbers, and then the gap
     gap = {"gap": f"{values.pop()}ms"} if len(values) > counts else {}
     if name == "within":
         values[:1] = [f"{values[0]}ms"]
-    called: Pattern = getattr(pattern, _CALLS[name])(*values, **gap)
-    return called
+    return _method(pattern, name)(*values, **gap)
+
+
+def _method(pattern: Pattern, name: str) -> Callable[..., Pattern]:
+    """Return the method that a case names as Java would, such as ``followedBy`` and ``or``."""
+    snake = re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name)
+    method: Callable[..., Pattern] = getattr(pattern, "or_" if name == "or" else snake)
+    return method
 
 
 def _quantified(pattern: Pattern, quantifier: dict[str, Any]) -> Pattern:
@@ -325,17 +311,6 @@ def bucket_of(case: dict[str, Any]) -> Windows:
     return Bucket(_maker(case))
 
 
-def buckets_of(case: dict[str, Any], *, copied: bool, seed: int = 0) -> Windows:
-    """Return four buckets through the runner, with rows or copies of them."""
-    key = (case["key_by"],) if case.get("key_by") else ()
-    return Buckets(
-        _maker(case, copied=copied),
-        buckets=4 if key or copied else 1,
-        selectors=[key] if copied else None,
-        seed=seed,
-    )
-
-
 def _maker(case: dict[str, Any], *, copied: bool = False) -> Callable[[], PatternOperator]:
     rule = PatternProcessor(id="case", version=1, pattern=pattern_of(case))
     rules, (outcome,) = RuleSet().apply_update([rule])
@@ -424,11 +399,13 @@ def goes_through_windows(case: dict[str, Any]) -> bool:
     return times == sorted(times) and not own_clock and defined
 
 
-def failure_through_runner(case: dict[str, Any], *, copied: bool, seed: int = 0) -> str | None:
+def failure_through_runner(case: dict[str, Any], *, copied: bool) -> str | None:
     """Return what is wrong when a case is run in windows through the runner; None for nothing."""
+    key: tuple[str, ...] = (case["key_by"],) if case.get("key_by") else ()
 
-    def make(size: int) -> Windows:
-        return buckets_of(case, copied=copied, seed=seed + size)
+    def make(seed: int) -> Windows:
+        some, selectors = 4 if key or copied else 1, [key] if copied else None
+        return Buckets(_maker(case, copied=copied), some, selectors, seed)
 
     try:
         if case.get("steps"):

@@ -40,8 +40,8 @@ letters = st.sets(st.sampled_from(LETTERS), min_size=1, max_size=2).map(
 
 
 @st.composite
-def quantified(draw: Any, pattern: Pattern, *, group: bool, loops: bool = True) -> Pattern:
-    kind = draw(st.sampled_from(("one", "one", "times", "range", "more") if loops else ("one",)))
+def quantified(draw: Any, pattern: Pattern, *, group: bool) -> Pattern:
+    kind = draw(st.sampled_from(("one", "one", "times", "range", "more")))
     gap = draw(st.sampled_from((0, 0, 0, 2, 3))) if not group else 0
     gaps: dict[str, Any] = {draw(st.sampled_from(("gap", "gap_between"))): f"{gap}us"}
     if kind == "times":

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -16,6 +15,7 @@ from streambroker import PE
 from streambroker.operators import OperatorOptions
 from streambroker.patterns import PatternStream
 from support.patterns.spark import Given
+from support.spark.feeds import put_file
 from support.spark.session import Session
 
 DDL = "t timestamp, n string, user string"
@@ -50,9 +50,8 @@ class Letters:
         times = [BEGIN + timedelta(seconds=second + n) for n in range(len(word))]
         rows = [{"t": t, "n": n, "user": "u"} for t, n in zip(times, word, strict=True)]
         rows += [{"t": times[-1], "n": "noise", "user": f"v{n}"} for n in range(50)]
-        hidden = self._folder / f".{self._files}"
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), hidden)
-        hidden.rename(self._folder / f"{self._files:03}.parquet")
+        table = pa.Table.from_pylist(rows, schema=SCHEMA)
+        put_file(self._folder, f"{self._files:03}", table)
         self._files += 1
         self.last = times[-1]
         return self.last

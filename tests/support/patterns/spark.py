@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from streambroker.operators import Stream, stream
 from streambroker.patterns import PatternProcessorManager, PatternStream
 from support.processes.waiting import until
+from support.spark.feeds import put_file
 
 DDL = "t timestamp, n string, user string, item string"
 SCHEMA = pa.schema(
@@ -88,10 +87,7 @@ class Play:
         """Feed a batch of rows, and wait until it and what follows of it is done."""
         assert self.query is not None
         table = pa.Table.from_pylist(list(rows), schema=self._schema)
-        hidden = self.folder / f".{self._files}.parquet"
-        pq.write_table(table, hidden)
-        os.utime(hidden, (self._files + 1, self._files + 1))  # by which Spark orders them
-        hidden.rename(self.folder / "in" / f"{self._files:05}.parquet")
+        put_file(self.folder / "in", f"{self._files:05}", table, order=self._files)
         self._files += 1
         if wait:
             self.query.processAllAvailable()

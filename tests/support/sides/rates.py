@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from streambroker_core.wire.reports.side_status import SideStatus
+from support.spark.feeds import put_file
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 
@@ -16,8 +16,7 @@ def put_rates(folder: Path, **rates: float) -> None:
     """Write the one file of a folder again, whole."""
     folder.mkdir(exist_ok=True)
     table = pa.table({"currency": list(rates), "rate": list(rates.values())}, schema=RATES)
-    pq.write_table(table, folder / ".a")
-    (folder / ".a").rename(folder / "a.parquet")
+    put_file(folder, "a", table)
 
 
 class RecordingAgent:

@@ -69,11 +69,8 @@ class Session:
         return pe
 
     def files(self, feed: Feed) -> DataFrame:
-        return (
-            self.spark.readStream.schema(DDL)
-            .option("maxFilesPerTrigger", 1)
-            .parquet(str(feed.folder))
-        )
+        reader = self.spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1)
+        return reader.parquet(str(feed.folder))
 
     def publish(self, pe: PE, feed: Feed, port: str, **settings: Any) -> StreamingQuery:
         settings.setdefault("checkpoint", self.folder / f"ck-{pe.key.job}-{port}")
@@ -86,9 +83,8 @@ class Session:
     ) -> tuple[StreamingQuery, Sink]:
         sink = sink or Sink()
         self.sinks.append(sink)
-        writer = frame.writeStream.foreachBatch(sink).option(
-            "checkpointLocation", str(self.folder / f"ck-{name}")
-        )
+        place = str(self.folder / f"ck-{name}")
+        writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", place)
         query = (writer.trigger(**trigger) if trigger else writer).start()
         self.queries.append(query)
         return query, sink
