@@ -85,10 +85,6 @@ def _check_fine(found: Forecast) -> None:
     assert not found.problems
 
 
-def _registration(store: Store, runtime: Runtime) -> None:
-    at_once(runtime.register(pe("alerts"), registration("grpc+tcp://10.0.0.1:1"), "token-a"))
-
-
 def _checkpointed(store: Store, runtime: Runtime) -> None:
     store.file.db.execute("PRAGMA wal_autocheckpoint = 1")
     at_once(runtime.put(export_of(properties={"kind": "trade", "note": ["x" * 1000] * 9})))
@@ -98,7 +94,9 @@ COMMANDS: dict[str, Command] = {
     "open": lambda store, runtime: None,
     "create an export": lambda store, runtime: runtime.put(export_of()),
     "register the exporter": lambda store, runtime: runtime.register(pe("feed"), registration()),
-    "register the importer, with a token": _registration,
+    "register the importer, with a token": lambda store, runtime: runtime.register(
+        pe("alerts"), registration("grpc+tcp://10.0.0.1:1"), "token-a"
+    ),
     "create an import": lambda store, runtime: runtime.put(import_of(filter="price > 1.0")),
     "change the filter, by name": _named,
     "change nothing": lambda store, runtime: runtime.put(import_of(filter="price > 5.0")),

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,8 @@ class ApiServer:
         self.port = free_port()
         self.url = f"https://127.0.0.1:{self.port}"
         self.ca = folder / "certs" / "apiserver.crt"
-        self.tokens = _tokens(given)
+        rows = [line.split(",") for line in (given / "tokens.csv").read_text().splitlines()]
+        self.tokens = {user: token for token, user, *_ in rows}
         self.program = Program(self._command(), folder / "apiserver.log")
 
     def _command(self) -> list[str]:
@@ -286,8 +287,9 @@ class ApiServer:
 
     def await_kinds(self) -> None:
         """Wait until all kinds are served and described, some time after the server is ready."""
-        for plural in ("exports", "imports", "patternprocessors"):
-            until(partial(self._serves, plural), 30.0, f"{plural} are served")
+        paths = [f"{GROUP}/{plural}" for plural in ("exports", "imports", "patternprocessors")]
+        served = lambda: all(self.request("GET", path).status == 200 for path in paths)  # noqa: E731
+        until(served, 90.0, f"{paths} are served")
         until(lambda: self.published().keys() >= KINDS, 30.0, "the kinds are described")
 
     def published(self) -> dict[str, Any]:
@@ -295,9 +297,6 @@ class ApiServer:
         document = self.request("GET", f"/openapi/v3{GROUP}").body
         schemas = document["components"]["schemas"] if isinstance(document, dict) else {}
         return {name.rpartition(".")[2]: schema for name, schema in schemas.items()}
-
-    def _serves(self, plural: str) -> bool:
-        return self.request("GET", f"{GROUP}/{plural}").status == 200
 
     def make(self, path: str, kind: str, name: str, *, known: bool = False, **more: Any) -> Any:
         """Create an object of the core API and return it; ``known``: it may be there already."""
@@ -351,11 +350,6 @@ def running_api_server(assets: Path, folder: Path) -> Iterator[ApiServer]:
     finally:
         server.stop()
         etcd.remove()
-
-
-def _tokens(given: Path) -> dict[str, str]:
-    rows = [line.split(",") for line in (given / "tokens.csv").read_text().splitlines()]
-    return {user: token for token, user, *_ in rows}
 
 
 def _signing_key() -> str:

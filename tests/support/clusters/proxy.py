@@ -190,7 +190,9 @@ class KubeProxy:
                 _abort(source)
         if asked.what in ("list", "marks") and source.status == 200:
             self._behind.discard(_asker(request))
-            self._remember(request, bytes(whole))
+            # Pages behind it are asked for with its own mark, and so are as old as it is.
+            if "continue" not in request.query:
+                self._first.setdefault(_place(request), bytes(whole))
         return answer
 
     async def _send(
@@ -207,11 +209,6 @@ class KubeProxy:
             raise aiohttp.ClientConnectionError
         else:
             await answer.write(data)
-
-    def _remember(self, request: web.Request, body: bytes) -> None:
-        # Pages behind it are asked for with its own mark, and so are as old as it is.
-        if "continue" not in request.query:
-            self._first.setdefault(_place(request), body)
 
 
 def _asked(request: web.Request) -> Asked:

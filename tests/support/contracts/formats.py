@@ -573,10 +573,7 @@ FIELDS: Mapping[str, Any] = {
 
 def fields() -> dict[str, str]:
     """Return the names of fields that are formats; the types' own names may change."""
-    return {what: " ".join(_fields_of(one)) for what, one in FIELDS.items()}
-
-
-def _fields_of(one: Any) -> list[str]:
-    if dataclasses.is_dataclass(one):
-        return [field.name for field in dataclasses.fields(one)]
-    return list(one._fields)
+    return {
+        what: " ".join(getattr(one, "_fields", None) or [f.name for f in dataclasses.fields(one)])
+        for what, one in FIELDS.items()
+    }

@@ -84,7 +84,11 @@ def openapi() -> Any:
     operations = {
         f"{method.upper()} {path}": {
             "id": item[method]["operationId"],
-            "parameters": [_parameter(whole, one) for one in _parameters(item, method)],
+            "parameters": [
+                _parameter(whole, one)
+                for place in (item, item[method])
+                for one in place.get("parameters", ())
+            ],
             "answers": sorted(item[method]["responses"]),
         }
         for path, item in whole["paths"].items()
@@ -97,10 +101,6 @@ def openapi() -> Any:
         "operations": operations,
         "schemas": {name: sorted(one.get("properties", {})) for name, one in schemas.items()},
     }
-
-
-def _parameters(item: Mapping[str, Any], method: str) -> list[Any]:
-    return [*item.get("parameters", ()), *item[method].get("parameters", ())]
 
 
 def _parameter(whole: Mapping[str, Any], one: Mapping[str, Any]) -> str:
@@ -219,7 +219,8 @@ def api() -> str:
         with suppress(AttributeError, ImportError), _without_deprecations():
             found = _imported(module, name)
             place = known.setdefault(id(found), f"{module}:{name}")
-            if _is_described(found) and place != f"{module}:{name}":
+            described = inspect.isclass(found) or inspect.isfunction(found)
+            if described and place != f"{module}:{name}":
                 lines.append(f"{module}:{name} = {place}")
             else:
                 lines += _described(f"{module}:{name}", found)
@@ -256,10 +257,6 @@ def _imported(module: str, name: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except AttributeError:
         return importlib.import_module(f"{module}.{name}")
-
-
-def _is_described(found: object) -> bool:
-    return inspect.isclass(found) or inspect.isfunction(found)
 
 
 def _described(label: str, found: Any) -> Iterator[str]:

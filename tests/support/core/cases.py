@@ -119,10 +119,6 @@ def _type_of(value: Any) -> str:
     return "double" if isinstance(value, float) else "string"
 
 
-def _run_subscription(case: dict[str, Any]) -> object:
-    return parse(case["expression"]).matches(case.get("properties") or {})
-
-
 def _run_filter(case: dict[str, Any]) -> object:
     expression = parse(case["expression"], "filter")
     schema = schema_of(case)
@@ -151,7 +147,7 @@ def _run_topic(case: dict[str, Any]) -> object:
 
 
 _RUNNERS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "subscription": _run_subscription,
+    "subscription": lambda case: parse(case["expression"]).matches(case.get("properties") or {}),
     "filter": _run_filter,
     "parse-subscription": lambda case: parse(case["expression"]) is not None,
     "parse-filter": _run_parse_filter,

@@ -214,7 +214,10 @@ typed_atoms: st.SearchStrategy[tree.Predicate] = st.one_of(
     st.builds(tree.Membership, _boolean_columns, _boolean_lists),
     st.builds(
         tree.Membership,
-        _fitting(8) | _integer_columns | _float_columns | _integers.filter(lambda n: not _lit(n)),
+        _fitting(8)
+        | _integer_columns
+        | _float_columns
+        | _integers.filter(lambda node: not isinstance(node, tree.LITERALS)),
         st.sampled_from(["il", "kl"]).map(tree.Name),
     ),
     st.builds(tree.Membership, _integers | _floats, st.just(tree.Name("fl"))),
@@ -233,10 +236,6 @@ typed_atoms: st.SearchStrategy[tree.Predicate] = st.one_of(
     _boolean_columns,
     _booleans,
 )
-
-
-def _lit(node: tree.Operand) -> bool:
-    return isinstance(node, tree.LITERALS)
 
 
 def _fits(expression: Expression) -> bool:

@@ -61,21 +61,17 @@ def samples(folder: str) -> list[Sample]:
 
 def accepted(document: object) -> Resource | Rule:
     """Read a document and check all that the broker checks of it alone."""
+    found: Resource | Rule
+    problem: StreambrokerError | None
     if isinstance(document, dict) and document.get("kind") == RULE:
-        return _accepted_rule(document)
-    resource = read_manifest(document)
-    problem: StreambrokerError | None = size_problem(resource)
+        found = rule = read_rule_manifest(document)
+        problem = rule_problem(rule)
+    else:
+        found = resource = read_manifest(document)
+        problem = size_problem(resource)
     if problem is not None:
         raise problem
-    if isinstance(resource, Import):
-        parse(resource.subscription or "", "subscription")
-        parse(resource.filter or "", "filter")
-    return resource
-
-
-def _accepted_rule(document: object) -> Rule:
-    rule = read_rule_manifest(document)
-    problem = rule_problem(rule)
-    if problem is not None:
-        raise problem
-    return rule
+    if isinstance(found, Import):
+        parse(found.subscription or "", "subscription")
+        parse(found.filter or "", "filter")
+    return found

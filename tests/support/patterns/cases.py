@@ -361,15 +361,11 @@ def _micros(time: int | str) -> int:
     return END_OF_TIME if time == "+inf" else int(time) * MS
 
 
-def _run_pipeline(case: dict[str, Any]) -> str | None:
+def _run_windows(case: dict[str, Any], make: Callable[[int], Windows]) -> str | None:
     """Run all events as one window and one by one; both have to give what is expected.
 
     In processing time a window has one clock, so there they come one by one only.
     """
-    return _run_windows(case, lambda _: bucket_of(case))
-
-
-def _run_windows(case: dict[str, Any], make: Callable[[int], Windows]) -> str | None:
     problems = []
     for size in (1,) if case["time"] == "processing" else (len(case["events"]), 1):
         bucket, emitted = make(size), list[Emitted]()
@@ -463,11 +459,11 @@ def _ms(time: datetime) -> int:
     return (time - EPOCH) // timedelta(milliseconds=1)
 
 
-_RUNNERS = {
+_RUNNERS: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "compile": _run_compile,
     "nfa": _run_matcher,
     "docs": _run_matcher,
     "operator": _run_operator,
-    "pipeline": _run_pipeline,
+    "pipeline": lambda case: _run_windows(case, lambda _: bucket_of(case)),
 }
 KINDS = frozenset(_RUNNERS)

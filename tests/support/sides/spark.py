@@ -28,7 +28,6 @@ from streambroker.operators import OperatorOptions, OperatorStream, Stream, stre
 from streambroker.side import SideInputs, Table, Views
 from streambroker_core.control.tuples import ControlTuple, Delivery
 from streambroker_core.side import SideComplete, SideVersion
-from streambroker_core.side.definition import SideJoin
 from streambroker_core.side.errors import SideRowError
 from streambroker_core.side.join.enrich import enriched_schema
 from streambroker_core.side.join.function_calls import Result
@@ -284,7 +283,9 @@ def made_of(case: Case, fed: Fed, buckets: int) -> OperatorStream:
     if word is None:
         return sides.to_stream(**settings)
     if join.grouped:
-        return sides.apply(Grouped(case), _group_schema(join), **settings)
+        more = [("id", pa.string()), ("window", pa.float64()), ("sees", pa.string())]
+        grouped = pa.schema([*(join.schema.field(name) for name in join.key), *more])
+        return sides.apply(Grouped(case), grouped, **settings)
     functions = {"change": change, "product": product, "see": see(case)}
     schema = enriched_schema(join)
     if word == "see":
@@ -304,12 +305,6 @@ class Grouped:
     ) -> Result:
         assert (key, window) == (views.key, views.window)
         return group(self._case)(rows, views)
-
-
-def _group_schema(join: SideJoin) -> pa.Schema:
-    keys = [join.schema.field(name) for name in join.key]
-    more = [("id", pa.string()), ("window", pa.float64()), ("sees", pa.string())]
-    return pa.schema([*keys, *more])
 
 
 # -- running ---------------------------------------------------------------------------------
