@@ -27,6 +27,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pe_agent.aligned.data import RowsFrame
 from pe_agent.aligned.plan import StreamPlan
 from pe_agent.aligned.runtime.frames import encode_control
+from pe_agent.datasource.schemas import as_arrow_schema
 from streambroker.operators import Operator, OperatorOptions, OperatorStream, Stream, apply
 from streambroker_core.control.operators.operator import Changes
 from streambroker_core.control.runtime.packing import sequence
@@ -34,15 +35,7 @@ from streambroker_core.control.tuples import Limits
 from support.aligned.graphs import SOURCE, Aware, Entry, Graph, Log, Node, Row, Scripted, Turn
 
 DDL = "k bigint, v bigint, t timestamp, _seq bigint, _control binary"
-SCHEMA = pa.schema(
-    [
-        ("k", pa.int64()),
-        ("v", pa.int64()),
-        ("t", pa.timestamp("us", "UTC")),
-        ("_seq", pa.int64()),
-        ("_control", pa.binary()),
-    ]
-)
+SCHEMA = as_arrow_schema(DDL)
 IN_ORDER = -1
 """A seed with which each task has its rows in their order, as files have them."""
 SHUFFLE = "spark.sql.shuffle.partitions"

@@ -20,10 +20,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from pe_agent.datasource.schemas import as_arrow_schema
 from pe_agent.filters import compile_filter
 from streambroker_core.errors import ExpressionError, StreambrokerError
 from streambroker_core.expression import check_filter, parse
-from streambroker_core.model.schema import Column, Schema
+from streambroker_core.model.schema import Column, Schema, to_ddl
 from streambroker_core.model.topics import is_valid_pattern, is_valid_topic, topic_matches
 from support.patterns import cases as pattern_cases
 
@@ -37,16 +38,6 @@ _SPARK = {
     "int16": "smallint",
     "int32": "int",
     "int64": "bigint",
-}
-_ARROW = {
-    "string": pa.string(),
-    "double": pa.float64(),
-    "float": pa.float32(),
-    "boolean": pa.bool_(),
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
 }
 
 
@@ -89,23 +80,15 @@ def schema_of(case: dict[str, Any]) -> Schema:
 
 def batch_of(row: dict[str, Any], schema: Schema) -> pa.RecordBatch:
     """Return a batch of one row; columns without a value are null."""
-    fields = [pa.field(column.name, arrow_type(column.type)) for column in schema]
-    arrays = [pa.array([row.get(field.name)], field.type) for field in fields]
-    if not fields:
+    if not schema:
         return pa.RecordBatch.from_struct_array(pa.array([{}], pa.struct([])))
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    return pa.RecordBatch.from_pylist([row], schema=as_arrow_schema(to_ddl(schema)))
 
 
 def _spark_type(name: str) -> str:
     if name.startswith(("list<", "array<")):
         return f"array<{_spark_type(name[name.index('<') + 1 : -1])}>"
     return _SPARK.get(name, name)
-
-
-def arrow_type(name: str) -> pa.DataType:
-    if name.startswith("array<"):
-        return pa.list_(arrow_type(name[6:-1]))
-    return _ARROW[name]
 
 
 def _type_of(value: Any) -> str:

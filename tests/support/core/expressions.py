@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from pe_agent.datasource.schemas import as_arrow_schema
 from streambroker_core.errors import FilterTypeError
 from streambroker_core.expression import Expression, check_filter, tree
-from streambroker_core.model.schema import Schema, parse_ddl
-from support.core.cases import arrow_type
+from streambroker_core.model.schema import Schema, parse_ddl, to_ddl
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 BITS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64, "j64": 64}
@@ -21,7 +21,7 @@ SCHEMA: Schema = parse_ddl(
     "s STRING, t STRING, topic STRING, b BOOLEAN, c BOOLEAN, "
     "il ARRAY<BIGINT>, kl ARRAY<TINYINT>, fl ARRAY<DOUBLE>, sl ARRAY<STRING>, bl ARRAY<BOOLEAN>"
 )
-ARROW = pa.schema([(column.name, arrow_type(column.type)) for column in SCHEMA])
+ARROW = as_arrow_schema(to_ddl(SCHEMA))
 
 _EDGES = [0, 1, -1, 2, 3, 7, 63, 64, 2**53, 2**53 + 1, -(2**53) - 1, 2**62, INT64_MAX - 1]
 int64s = st.sampled_from([*_EDGES, INT64_MAX, INT64_MIN, INT64_MIN + 1]) | st.integers(

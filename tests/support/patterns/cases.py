@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pe_agent.datasource.schemas import as_arrow_schema
 from pe_agent.filters import compile_filter
 from streambroker_core.cep import Pattern, PatternError, RunError, Skip, compile_pattern
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
@@ -33,6 +34,13 @@ END = 2**62
 EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - results have no zone
 MS = 1000
 _JOINS = ("next", "followedBy", "followedByAny", "notNext", "notFollowedBy")
+_OTHERS = """
+times oneOrMore timesOrMore optional greedy consecutive allowCombinations until where subtype within
+"""
+_METHODS = {
+    "or": "or_",
+    **{name: re.sub("([A-Z])", r"_\1", name).lower() for name in (*_JOINS, *_OTHERS.split())},
+}
 _USUAL: dict[str, list[Any]] = {
     **{name: ["price == 5"] for name in ("until", "where", "or")},
     **{name: ["another"] for name in _JOINS},
@@ -117,8 +125,7 @@ def _called(pattern: Pattern, name: str, arguments: list[Any]) -> Pattern:
 
 def _method(pattern: Pattern, name: str) -> Callable[..., Pattern]:
     """Return the method that a case names as Java would, such as ``followedBy`` and ``or``."""
-    snake = re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name)
-    method: Callable[..., Pattern] = getattr(pattern, "or_" if name == "or" else snake)
+    method: Callable[..., Pattern] = getattr(pattern, _METHODS[name])
     return method
 
 
@@ -287,16 +294,8 @@ def compared(
     return problems
 
 
-_FIELDS = pa.schema(
-    [
-        ("i", pa.int64()),
-        ("t", pa.int64()),
-        ("id", pa.int64()),
-        ("name", pa.string()),
-        ("price", pa.float64()),
-        ("type", pa.string()),
-        ("volume", pa.float64()),
-    ]
+_FIELDS = as_arrow_schema(
+    "i bigint, t bigint, id bigint, name string, price double, type string, volume double"
 )
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pe_agent.datasource.schemas import as_arrow_schema
 from streambroker import PE
 from streambroker.operators import OperatorOptions
 from streambroker.patterns import PatternStream
@@ -19,7 +20,7 @@ from support.spark.feeds import put_file
 from support.spark.session import Session
 
 DDL = "t timestamp, n string, user string"
-SCHEMA = pa.schema([("t", pa.timestamp("us", "UTC")), ("n", pa.string()), ("user", pa.string())])
+SCHEMA = as_arrow_schema(DDL)
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 

@@ -12,20 +12,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pe_agent.datasource.schemas import as_arrow_schema
 from streambroker.operators import Stream, stream
 from streambroker.patterns import PatternProcessorManager, PatternStream
 from support.processes.waiting import until
 from support.spark.feeds import put_file
 
 DDL = "t timestamp, n string, user string, item string"
-SCHEMA = pa.schema(
-    [
-        ("t", pa.timestamp("us", "UTC")),
-        ("n", pa.string()),
-        ("user", pa.string()),
-        ("item", pa.string()),
-    ]
-)
+SCHEMA = as_arrow_schema(DDL)
 Reported = dict[str, list[dict[str, Any]]]
 """Rows by output."""
 
