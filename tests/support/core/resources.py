@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from streambroker_core.board import Board, BoardReader, Synced
 from streambroker_core.model import Export, Import, PeKey, PortKey, Resource, kind_of
@@ -33,8 +33,7 @@ def export_of(
     if "streamId" not in spec:
         spec.setdefault("properties", {"kind": "trade"})
     found = read_spec("Export", spec, key=port(where))
-    assert isinstance(found, Export)
-    return replace(found, uid=uid or f"x-{where}", created=created)
+    return cast(Export, replace(found, uid=uid or f"x-{where}", created=created))
 
 
 def import_of(
@@ -44,8 +43,7 @@ def import_of(
     if "streams" not in spec:
         spec.setdefault("subscription", 'kind == "trade"')
     found = read_spec("Import", spec, key=port(where))
-    assert isinstance(found, Import)
-    return replace(found, uid=uid or f"i-{where}", created=created)
+    return cast(Import, replace(found, uid=uid or f"i-{where}", created=created))
 
 
 def registration(
