@@ -182,7 +182,7 @@ class Exporting(Query):
         except Exception:
             self._writer().abort(reported, batch)
             raise
-        if self.plan_["stragglers"]:
+        if self.plan_.get("stragglers"):
             Fork("support.cuts.queries", "write", *tasks[0], ATTEMPTS)
 
     def _writer(self) -> Any:
@@ -277,7 +277,7 @@ class Importing(Query):
             slices = self._batch(batch, start, end)
             self.commit(batch)
             start, batch = end, batch + 1
-            if self.plan_["pauses"] and slices:
+            if self.plan_.get("pauses") and slices:
                 self._pause(stop)
             time.sleep(self.plan_.get("slow", 0.0))
         self._reader.stop()
