@@ -288,7 +288,10 @@ class ApiServer:
     def await_kinds(self) -> None:
         """Wait until all kinds are served and described, some time after the server is ready."""
         paths = [f"{GROUP}/{plural}" for plural in ("exports", "imports", "patternprocessors")]
-        served = lambda: all(self.request("GET", path).status == 200 for path in paths)  # noqa: E731
+
+        def served() -> bool:
+            return all(self.request("GET", path).status == 200 for path in paths)
+
         until(served, 90.0, f"{paths} are served")
         until(lambda: self.published().keys() >= KINDS, 30.0, "the kinds are described")
 

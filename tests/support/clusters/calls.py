@@ -87,8 +87,8 @@ def grant(server: ApiServer, name: str, user: str, *rules: tuple[str, str, str])
     path = f"/apis/{group}/v1"
     known = server.request("GET", f"{path}/clusterroles/{name}").body.get("rules") or ()
     before = {(r["apiGroups"][0], r["resources"][0], r["verbs"][0]) for r in known}
-    ref, subject = ({"apiGroup": group, "kind": "ClusterRole", "name": name},
-                    {"apiGroup": group, "kind": "User", "name": user})  # fmt: skip
+    ref = {"apiGroup": group, "kind": "ClusterRole", "name": name}
+    subject = {"apiGroup": group, "kind": "User", "name": user}
     parts: dict[str, dict[str, Any]] = {
         "ClusterRole": {"rules": allowed(*rules)},
         "ClusterRoleBinding": {"roleRef": ref, "subjects": [subject]},

@@ -19,7 +19,7 @@ AGENT = "DNS:streambroker-agent"
 
 
 class Authority:
-    """A CA, and one certificate that comes from it, for 127.0.0.1 unless told otherwise."""
+    """A CA, and one certificate that comes from it, for 127.0.0.1 unless ``names`` differ."""
 
     def __init__(self, folder: Path, name: str, names: str = "IP:127.0.0.1") -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A table of rates for tests of side inputs, and an agent that keeps what it is told."""
+"""A table of rates for tests of side inputs, and an agent that keeps what is reported to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def put_rates(folder: Path, **rates: float) -> None:
 
 
 class RecordingAgent:
-    """What the agent is told."""
+    """Keeps what is reported to it."""
 
     operator = "join"
 
