@@ -117,7 +117,7 @@ class Soak:
         for lane in self.lanes:
             lane.tend()
         for lane in self.lanes:
-            for role in lane.queries:
+            for role in (lane.exporting, lane.importing):
                 wrong = [f for f in role.failures if "was killed" not in f and not _passing(f)]
                 assert not wrong, f"{lane.port}: {role.function}: {wrong}"
 
@@ -167,7 +167,7 @@ class Soak:
 
     def _end(self) -> dict[str, Any]:
         for lane in self.lanes:
-            lane.let_end()
+            (lane.folder / "enough").touch()
 
         def through() -> bool:
             self._tend()
@@ -175,7 +175,7 @@ class Soak:
 
         until(through, END_SECONDS, "all is read and acknowledged", pause_s=0.1)
         for lane in self.lanes:
-            lane.let_stop()
+            (lane.folder / "stop").touch()
 
         def stopped() -> bool:
             self._tend()

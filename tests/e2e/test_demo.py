@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 from flights.children import Family
+from flights.tables import flights_table, weather_table
 
 from support.processes.waiting import until
-from support.spark.flights import EXAMPLES, flights_table, weather_table
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 FIRST = EXAMPLES / "01-first-stream"
 SMALL = ["--rows", "24000", "--rounds", "10", "--pause", "0.5", "--seconds", "400"]
 CLI = Path(sys.executable).with_name("streambroker")

@@ -598,7 +598,7 @@ async def test_with_tokens_the_command_line_writes_the_audit_to_standard_error(
     async with aiohttp.ClientSession() as session:
         bearer = f"Bearer {TOKENS['feed']}"
         await Rest(url, session)("PUT", X, EXPORT, Authorization=bearer)
-    process.signal(signal.SIGTERM)
+    process.process.send_signal(signal.SIGTERM)
     code, errors = await asyncio.to_thread(process.end)
 
     assert code == 0

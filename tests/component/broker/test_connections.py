@@ -66,7 +66,7 @@ def test_silent_connections_leave_descriptors_and_log_lines_to_others(tmp_path: 
             with socket.create_connection(where, timeout=5.0) as caller:
                 caller.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
                 assert caller.recv(4_096).startswith(b"HTTP/1.0 200 "), path
-        broker.signal(signal.SIGTERM)
+        broker.process.send_signal(signal.SIGTERM)
         code, errors = broker.end()
 
     assert code == 0

@@ -112,7 +112,7 @@ async def test_sigterm_stops_it_long_before_the_end_of_a_long_poll(tmp_path: Pat
         answer, waiting = await long_poll(rest, view.headers["ETag"])
         await rest("GET", "/pes")
         began = time.monotonic()
-        broker.signal(signal.SIGTERM)
+        broker.process.send_signal(signal.SIGTERM)
         code, errors = await asyncio.to_thread(broker.end)
         took = time.monotonic() - began
         status = await answer.readline()
@@ -194,7 +194,7 @@ async def test_versions_go_on_from_where_they_were(tmp_path: Path) -> None:
 async def test_an_address_that_others_reach_is_warned_about(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "broker.db", "--port", "0", "--host", "0.0.0.0", "--insecure")
     await asyncio.to_thread(broker.url)
-    broker.signal(signal.SIGTERM)
+    broker.process.send_signal(signal.SIGTERM)
     code, errors = await asyncio.to_thread(broker.end)
 
     assert code == 0

@@ -85,7 +85,7 @@ def test_of_brokers_that_start_at_one_moment_on_one_file_one_runs(
     running = [broker for broker, line in zip(brokers, lines, strict=True) if line]
     refused = [broker.end() for broker, line in zip(brokers, lines, strict=True) if not line]
     for broker in running:
-        broker.signal(signal.SIGTERM)
+        broker.process.send_signal(signal.SIGTERM)
     ends = [broker.end() for broker in running]
 
     assert ends == [(0, "")]
@@ -107,7 +107,7 @@ async def running(db: Path) -> AsyncIterator[tuple[BrokerProcess, Rest]]:
 
 
 def let_files_grow_to(broker: BrokerProcess, size: int) -> None:
-    resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 async def everything(rest: Rest) -> list[Any]:
@@ -196,7 +196,7 @@ def test_a_file_that_cannot_be_written_refuses_the_broker_and_stays_as_it_is(
     try:
         first = BrokerProcess(place / "broker.db")
         first.url()
-        first.signal(signal.SIGTERM)
+        first.process.send_signal(signal.SIGTERM)
         first.end()
         before = (place / "broker.db").read_bytes()
         (place / "broker.db.lock").chmod(0o666)

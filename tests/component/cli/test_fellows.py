@@ -124,7 +124,7 @@ async def test_what_real_agents_say_of_their_fellows_reaches_get_pes(
     tmp_path: Path, cli: Cli
 ) -> None:
     home = AgentProcess(tmp_path / "feed", "feed", broker=cli.rest.url)
-    fellow = AgentProcess(tmp_path / "feed-1", "feed", pe=1, port=free_port())
+    fellow = AgentProcess(tmp_path / "feed-1", "feed", number=1, port=free_port())
     try:
         await asyncio.to_thread(started, home, fellow)
         await shown(cli, "1")

@@ -14,6 +14,7 @@ import pytest
 
 from support.clusters import lease as lease_process
 from support.clusters.api_server import ApiServer
+from support.processes.frozen import freeze, thaw
 from support.processes.waiting import until
 
 TRIES = 3
@@ -127,12 +128,12 @@ def test_an_api_server_that_hangs_ends_leading_and_it_goes_on_afterwards(
     candidate = Candidate(own_api, "streams")
     try:
         candidate.leading(10)
-        own_api.program.pause()
+        freeze(own_api.program.pid)
         paused = time.monotonic()
         until(lambda: not candidate.leads, 15, "it does not lead")
         assert candidate.reported[-1][0] - paused <= 10.5
 
-        own_api.program.resume()
+        thaw(own_api.program.pid)
         candidate.leading(20)
     finally:
         candidate.end()

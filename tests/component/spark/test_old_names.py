@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pe_agent import aligned, cep, side
 from support.aligned.operators import Multiply
 from support.patterns.spark import DDL, Given
-from support.sides.feeds import TRADES, Feed, put_rates
+from support.sides.feeds import TRADES, Feed
+from support.sides.rates import put_rates
 from support.spark.session import SECONDS, Session
 
 COLUMNS = "k bigint, v bigint"

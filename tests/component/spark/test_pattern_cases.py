@@ -12,10 +12,10 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from pe_agent.datasource.schemas import as_arrow_schema
 from streambroker.operators import OperatorOptions, Stream
 from streambroker.patterns import PatternProcessor, PatternStream
 from support.core import cases
@@ -33,20 +33,7 @@ DDL = (
     "t timestamp, i bigint, id bigint, name string, price double, type string, volume double,"
     " case string, part string, tie double"
 )
-SCHEMA = pa.schema(
-    [
-        ("t", pa.timestamp("us", "UTC")),
-        ("i", pa.int64()),
-        ("id", pa.int64()),
-        ("name", pa.string()),
-        ("price", pa.float64()),
-        ("type", pa.string()),
-        ("volume", pa.float64()),
-        ("case", pa.string()),
-        ("part", pa.string()),
-        ("tie", pa.float64()),
-    ]
-)
+SCHEMA = as_arrow_schema(DDL)
 
 
 def fits(case: dict[str, Any]) -> bool:

@@ -20,7 +20,8 @@ from streambroker.operators import OperatorOptions, OperatorStream, stream
 from streambroker.side import TableStore, Views, side_list, side_map, side_multimap, side_singleton
 from support.processes.waiting import until
 from support.sides.cases import load
-from support.sides.feeds import RATES, SECONDS, TRADES, Feed, Rows, put_rates
+from support.sides.feeds import SECONDS, TRADES, Feed, Rows
+from support.sides.rates import RATES, put_rates
 from support.sides.spark import run_on_spark
 
 pytestmark = pytest.mark.long

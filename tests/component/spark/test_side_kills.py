@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from support.driver import side_table
 from support.driver.process import run_driver
 from support.sides.cases import Case, load
-from support.sides.feeds import put_rates
+from support.sides.rates import put_rates
 from support.sides.spark import Seen, write
 
 BUCKETS = 3

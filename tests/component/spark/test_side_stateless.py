@@ -45,7 +45,7 @@ from support.aligned.spark import (
 from support.driver import side_pin
 from support.driver.process import run_driver
 from support.processes.waiting import until
-from support.sides.feeds import put_rates
+from support.sides.rates import put_rates
 
 TRADES = "id string, currency string, at timestamp"
 SECONDS = 60.0

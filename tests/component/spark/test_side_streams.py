@@ -24,7 +24,8 @@ from streambroker.side import (
 )
 from streambroker_core.side import fixed
 from support.processes.waiting import until
-from support.sides.feeds import SECONDS, TRADES, Feed, Rows, put_rates, running
+from support.sides.feeds import SECONDS, TRADES, Feed, Rows, running
+from support.sides.rates import put_rates
 
 
 def enriched(trades: Stream, table: Table) -> OperatorStream:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,33 +49,29 @@ def rows(first: int, count: int, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
     )
 
 
+@dataclass(eq=False)
 class AgentProcess:
     """One agent over a data directory; it can be killed and started again on its port."""
 
-    def __init__(
-        self,
-        home: Path,
-        job: str,
-        *,
-        port: int = 0,
-        broker: str | None = None,
-        secured: Authority | None = None,
-        linger: float = 900.0,
-        environment: Mapping[str, str] | None = None,
-        pe: int = 0,
-        fresh: bool = False,
-    ) -> None:
-        self.home, self.job, self.port, self.broker = home, job, port, broker
-        self.linger, self.environment = linger, environment
-        self.main: Sequence[str] = AGENT
-        self.fresh = fresh
-        self.secured = secured
-        self.trust = secured.trust() if secured else AgentTrust()
-        self.pe = f"default/{job}/{pe}"
-        self.key = zlib.crc32(job.encode()).to_bytes(4, "big") * 8
-        self.process: Process | None = None
-        self.line = ""
-        self.log = home.parent / f"{home.name}.err"
+    home: Path
+    job: str
+    _: KW_ONLY
+    port: int = 0
+    broker: str | None = None
+    secured: Authority | None = None
+    linger: float = 900.0
+    environment: Mapping[str, str] | None = None
+    number: InitVar[int] = 0
+    fresh: bool = False
+    main: Sequence[str] = AGENT
+    process: Process | None = None
+    line: str = ""
+
+    def __post_init__(self, number: int) -> None:
+        self.trust = self.secured.trust() if self.secured else AgentTrust()
+        self.pe = f"default/{self.job}/{number}"
+        self.key = zlib.crc32(self.job.encode()).to_bytes(4, "big") * 8
+        self.log = self.home.parent / f"{self.home.name}.err"
 
     def prepare(self) -> None:
         """Make the data directory and put the key into it."""
@@ -85,7 +81,6 @@ class AgentProcess:
         store.close()
 
     def spawn(self) -> Process:
-        """Start the process and do not wait for it."""
         command = [*self.main, "--home", str(self.home), "--job", self.job]
         command += ["--pe", self.pe.rpartition("/")[2], "--host", "127.0.0.1"]
         command += ["--linger", str(self.linger)]
@@ -107,12 +102,10 @@ class AgentProcess:
         return self.process
 
     def start(self) -> AgentProcess:
-        """Start it and wait until it listens."""
         self.spawn()
         return self.ready()
 
     def ready(self) -> AgentProcess:
-        """Wait until a spawned agent listens."""
         process = self.process
         assert process is not None
         assert process.stdout is not None
@@ -157,7 +150,6 @@ class AgentProcess:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End it in order."""
         self._end(signal.SIGTERM)
 
     def _end(self, how: signal.Signals) -> None:
@@ -171,7 +163,6 @@ class AgentProcess:
         self.process = None
 
     def restart(self) -> None:
-        """Kill it and start it again on the same port."""
         self.kill()
         self.start()
 
@@ -271,8 +262,6 @@ def import_view(importer: AgentProcess, exporter: AgentProcess, plumbing: Plumbi
 
 @dataclass
 class Pair:
-    """An exporting and an importing agent, connected."""
-
     exporter: AgentProcess
     importer: AgentProcess
     how: Plumbing
@@ -322,40 +311,22 @@ class Publishing:
     port: str = "trades"
     ddl: str = DDL
 
+    def _named(self, batch: int) -> dict[str, Any]:
+        found = {"export": self.port, "query": self.query, "run": self.run}
+        return {**found, "batch": batch, "ddl": self.ddl}
+
     def admit(self, batch: int, *, renewed: int | None = None) -> dict[str, Any]:
-        return self.agent.client.call(
-            "publisher.admit",
-            export=self.port,
-            query=self.query,
-            run=self.run,
-            batch=batch,
-            ddl=self.ddl,
-            renewed=renewed,
-        )
+        named = self._named(batch)
+        return self.agent.client.call("publisher.admit", **named, renewed=renewed)
 
     def stage(self, batch: int, *batches: pa.RecordBatch) -> dict[str, Any]:
-        command = {
-            "export": self.port,
-            "query": self.query,
-            "run": self.run,
-            "batch": batch,
-            "ddl": self.ddl,
-        }
-        return self.agent.client.put(command, batches[0].schema, batches)
+        return self.agent.client.put(self._named(batch), batches[0].schema, batches)
 
     def commit(self, batch: int, stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return self.agent.client.call(
-            "publisher.publish",
-            export=self.port,
-            query=self.query,
-            run=self.run,
-            batch=batch,
-            stages=list(stages),
-            ddl=self.ddl if stages else None,
-        )
+        named = {**self._named(batch), **({} if stages else {"ddl": None})}
+        return self.agent.client.call("publisher.publish", **named, stages=list(stages))
 
     def publish(self, batch: int, *batches: pa.RecordBatch) -> dict[str, Any]:
-        """Admit, stage and commit one batch."""
         assert self.admit(batch) == {"admitted": True}
         return self.commit(batch, [self.stage(batch, *batches)])
 
@@ -374,17 +345,9 @@ class Reading:
     def next(
         self, start: dict[str, Any] | None, *, wait: float = 0.0, **more: Any
     ) -> dict[str, Any]:
-        request = {
-            "import": self.port,
-            "session": self.session,
-            "start": start,
-            "columns": list(self.columns),
-            "max_bytes": self.max_bytes,
-            "limit": None,
-            "wait": wait,
-            **more,
-        }
-        return self.agent.client.call("reader.next", **request)
+        named = {"import": self.port, "session": self.session, "columns": list(self.columns)}
+        request = {**named, "max_bytes": self.max_bytes, "limit": None, "wait": wait, **more}
+        return self.agent.client.call("reader.next", start=start, **request)
 
     def end(self, start: dict[str, Any] | None, seconds: float = 10.0) -> dict[str, Any]:
         """Return an offset behind ``start`` that has something to read."""
@@ -414,12 +377,8 @@ class Reading:
 
     def slices(self, start: dict[str, Any] | None, end: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the tickets of a batch; an exporter that is away is waited for."""
-        request: dict[str, Any] = {
-            "import": self.port,
-            "session": self.session,
-            "start": start,
-            "end": end,
-        }
+        named = {"import": self.port, "session": self.session}
+        request: dict[str, Any] = {**named, "start": start, "end": end}
 
         def cut() -> dict[str, Any] | None:
             try:
@@ -452,7 +411,6 @@ def _next(offset: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def error_code(call: Callable[..., object], *args: Any, **more: Any) -> str:
-    """Return the code of the error that a call raises."""
     try:
         answer = call(*args, **more)
     except Exception as error:

@@ -15,12 +15,7 @@ COLUMNS = [{"name": "n", "type": "bigint"}, {"name": "name", "type": "string"}]
 
 
 class Connected:
-    """An exporting and an importing agent, and their broker.
-
-    Args:
-        folder: for all files.
-        sources: where ``broker``, ``feed`` and ``alerts`` look for modules first.
-    """
+    """An exporting and an importing agent, and their broker."""
 
     def __init__(self, folder: Path, sources: Mapping[str, str] = MappingProxyType({})) -> None:
         self.broker = Broker(folder, sources=sources.get("broker", ""))
@@ -36,7 +31,6 @@ class Connected:
         )
 
     def start(self) -> None:
-        """Start both agents."""
         for agent in (self.exporter, self.importer):
             agent.home.mkdir()
             agent.start()
@@ -45,21 +39,14 @@ class Connected:
     def declare(
         agent: AgentProcess, kind: str, port: str = "trades", *, again: bool = False, **spec: Any
     ) -> None:
-        """Declare an export or import; ``is_republished`` replaces what is there."""
         spec = {**spec, "schema": COLUMNS}
         agent.client.call("declare", kind=kind, port=port, spec=spec, redeclare=again)
 
     def imported(self, port: str = "trades") -> dict[str, Any]:
-        """Return an import as its agent sees it; nothing before it has a view."""
-        view = self.importer.client.call("view")["view"] or {}
-        found: dict[str, Any] = view.get("imports", {}).get(port, {})
-        return found
+        return _viewed(self.importer, "imports", port)
 
-    def exported(self, port: str = "trades") -> dict[str, Any]:
-        """Return an export as its agent sees it; nothing before it has a view."""
-        view = self.exporter.client.call("view")["view"] or {}
-        found: dict[str, Any] = view.get("exports", {}).get(port, {})
-        return found
+    def exported(self) -> dict[str, Any]:
+        return _viewed(self.exporter, "exports", "trades")
 
     def at(self) -> str | None:
         """Return the address at which the importer looks for the exporter."""
@@ -67,7 +54,13 @@ class Connected:
         return routes[0]["location"] if routes else None
 
     def end(self) -> None:
-        """Kill all."""
         self.importer.kill()
         self.exporter.kill()
         self.broker.end()
+
+
+def _viewed(agent: AgentProcess, kind: str, port: str) -> dict[str, Any]:
+    """Return a port as its agent sees it; nothing before it has a view."""
+    view = agent.client.call("view")["view"] or {}
+    found: dict[str, Any] = view.get(kind, {}).get(port, {})
+    return found

@@ -18,11 +18,7 @@ from streambroker_core.wire.broker.agent_commands import (
 from support.brokers.brokers import Rest
 
 LOG = "0123456789abcdef"
-AGENT: dict[str, Any] = {
-    "instance": "ab" * 8,
-    "location": "grpc+tcp://127.0.0.1:1",
-    "hint": None,
-}
+AGENT: dict[str, Any] = {"instance": "ab" * 8, "location": "grpc+tcp://127.0.0.1:1", "hint": None}
 
 
 class CommandAgent:
@@ -41,7 +37,6 @@ class CommandAgent:
         self.applied = False
 
     def answer(self, command: AgentCommand) -> CommandResult:
-        """Do one."""
         self.done.append(command)
         if self.refuses is not None:
             code, detail = self.refuses

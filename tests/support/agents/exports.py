@@ -22,6 +22,10 @@ from streambroker_core.ledger.retention import RetentionLimits
 IMPORT = "default/alerts/0/trades"
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
 DDL = "`n` bigint, `name` string"
+PUBLISHER = {"query": "q", "run": "r", "ddl": DDL}
+READER: dict[str, Any] = {
+    "reader": "reader", "import_": IMPORT, "policy": "wait", "start": "earliest",
+}  # fmt: skip
 
 
 class Killed(BaseException):
@@ -63,7 +67,6 @@ class Bench:
     committer: Committer = field(init=False)
 
     def open(self) -> AgentExport:
-        """Open the export, or recover it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.store = Store(self.directory / "state.sqlite")
         self.committer = Committer(threads=1)
@@ -90,7 +93,6 @@ class Bench:
         self.store.close()
 
     def reopen(self) -> AgentExport:
-        """Start again over the same directory."""
         self.close()
         return self.open()
 
@@ -100,30 +102,19 @@ class Bench:
     def route(self, policy: str = "wait") -> None:
         self.export.set_routes({IMPORT: policy})
 
-    def admit(self, batch: int, query: str = "q", run: str = "r", ddl: str = DDL) -> Any:
-        return self.export.publisher.admit(query=query, run=run, batch=batch, ddl=ddl, renewed=None)
+    def admit(self, batch: int, **more: str) -> Any:
+        named: dict[str, Any] = {**PUBLISHER, **more}
+        return self.export.publisher.admit(**named, batch=batch, renewed=None)
 
-    def stage(
-        self, batch: int, *batches: pa.RecordBatch, query: str = "q", run: str = "r", ddl: str = DDL
-    ) -> dict[str, Any]:
-        return self.export.publisher.stage(
-            query=query,
-            run=run,
-            batch=batch,
-            ddl=ddl,
-            schema=batches[0].schema,
-            batches=batches,
-        )
+    def stage(self, batch: int, *batches: pa.RecordBatch, **more: str) -> dict[str, Any]:
+        named: dict[str, Any] = {**PUBLISHER, **more, "batch": batch}
+        return self.export.publisher.stage(**named, schema=batches[0].schema, batches=batches)
 
-    def commit(
-        self, batch: int, *stages: dict[str, Any], query: str = "q", run: str = "r", ddl: str = DDL
-    ) -> dict[str, Any]:
-        return self.export.publisher.publish(
-            query=query, run=run, batch=batch, stages=list(stages), ddl=ddl if stages else None
-        )
+    def commit(self, batch: int, *stages: dict[str, Any], **more: str) -> dict[str, Any]:
+        named: dict[str, Any] = {**PUBLISHER, **more, **({} if stages else {"ddl": None})}
+        return self.export.publisher.publish(**named, batch=batch, stages=list(stages))
 
     def publish(self, batch: int, *batches: pa.RecordBatch, **more: str) -> dict[str, Any]:
-        """Admit, stage and commit one batch."""
         assert self.admit(batch, **more) == {"admitted": True}
         return self.commit(batch, self.stage(batch, *batches, **more), **more)
 
@@ -131,45 +122,32 @@ class Bench:
         self,
         positions: Mapping[str, int] | None = None,
         *,
-        reader: str = "reader",
         filter_: str | None = None,
         columns: list[str] | None = None,
         **more: Any,
     ) -> Plan:
-        ask = PlanRequest(
-            reader=reader,
-            import_=IMPORT,
-            policy="wait",
-            start="earliest",
-            positions=positions or {},
-            has_opened=positions is not None,
-            **more,
-        )
+        more |= {"positions": positions or {}, "has_opened": positions is not None}
+        ask = PlanRequest(**{**READER, **more})
         return self.export.plans.plan(ask, filter_=filter_, columns=columns)
 
     def replan(
         self,
         ranges: Mapping[str, tuple[int, int]],
         *,
-        reader: str = "reader",
         filter_: str | None = None,
         columns: list[str] | None = None,
         **more: Any,
     ) -> RegisteredPlan:
-        ask = PlanRequest(
-            reader=reader, import_=IMPORT, policy="wait", start="earliest", positions={}, **more
-        )
+        ask = PlanRequest(**{**READER, "positions": {}, **more})
         return self.export.plans.register_plan(ask, ranges, filter_=filter_, columns=columns)
 
     @property
     def stream(self) -> str:
-        """The newest stream's id."""
         return list(self.export.state.streams)[-1]
 
 
 @contextlib.contextmanager
 def bench(directory: Path, **more: Any) -> Iterator[Bench]:
-    """Yield an open export; it is closed afterwards."""
     made = Bench(directory / "agent", **more)
     made.open()
     try:

@@ -29,31 +29,16 @@ Reply = Callable[[dict[str, Any]], dict[str, Any]]
 
 def plan(stream: str, from_: int, next_: int, **more: Any) -> dict[str, Any]:
     """Return one stream of an exporter's answer."""
-    return {
-        "stream": stream,
-        "from": from_,
-        "next": next_,
-        "dropped": [0, 0],
-        "duplicates": [0, 0],
-        "moved": False,
-        **more,
-    }
+    usual = {"dropped": [0, 0], "duplicates": [0, 0], "moved": False}
+    return {"stream": stream, "from": from_, "next": next_, **usual, **more}
 
 
 def answer(*plans: dict[str, Any], size: int = 0, routed: bool = True) -> dict[str, Any]:
     last = ["q", plans[-1]["next"] - 1] if plans else None
-    return {
-        "planned": list(plans),
-        "bytes": size,
-        "last": last,
-        "routed": routed,
-        "misfits": [],
-    }
+    return {"planned": list(plans), "bytes": size, "last": last, "routed": routed, "misfits": []}
 
 
 class Bench:
-    """An import host whose exporters are functions."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.replies: dict[str, Reply] = {}
@@ -101,16 +86,8 @@ class Bench:
         return self.replies[body["export"]](body)
 
     def next(self, start: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
-        request = {
-            "import": "in",
-            "session": "one",
-            "start": start,
-            "columns": ["n"],
-            "max_bytes": 100,
-            "wait": 0,
-            **more,
-        }
-        return ask(self.host.next_offset, request)
+        usual = {"import": "in", "session": "one", "columns": ["n"], "max_bytes": 100, "wait": 0}
+        return ask(self.host.next_offset, {**usual, "start": start, **more})
 
     def offset(self, start: dict[str, Any] | None = None) -> dict[str, Any]:
         found: dict[str, Any] = self.next(start)["offset"]

@@ -52,22 +52,18 @@ def frames_of(log: StreamLog) -> Iterator[tuple[Address, Kind, bytes]]:
 
 
 def size_of(log: StreamLog) -> int:
-    """Return the bytes of all frames."""
     return sum(info.bytes for info in log.segments())
 
 
 def contents(log: StreamLog) -> list[bytes]:
-    """Return all payloads, in order."""
     return [bytes(log.read(address)) for address, _, _ in frames_of(log)]
 
 
 def snapshot(directory: Path) -> dict[str, bytes]:
-    """Return the bytes of all files."""
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
 def flip(path: Path, offset: int, bit: int = 0) -> None:
-    """Flip one bit of a file."""
     data = bytearray(path.read_bytes())
     data[offset] ^= 1 << bit
     path.write_bytes(data)

@@ -23,7 +23,8 @@ from pe_agent.datasource.sink import Staged, StreambrokerStreamWriter
 from pe_agent.datasource.slice_reader import Slice
 from pe_agent.datasource.source import StreambrokerStreamReader
 from pe_agent.transport.flight_errors import AgentUnreachableError
-from support.agents.agents import SCHEMA, AgentProcess, Pair, Reading, pair
+from support.agents.agents import AgentProcess, Pair, Reading, pair
+from support.agents.exports import rows
 from support.processes.waiting import until
 
 STRUCT = StructType([StructField("n", LongType()), StructField("name", StringType())])
@@ -60,8 +61,12 @@ def in_task(query: str, run: str, batch: int, partition: int) -> Iterator[None]:
 
 def wide(first: int, count: int, size: int = 10) -> pa.RecordBatch:
     """Return rows ``n`` = first, first + 1, … with ``size`` characters each."""
-    columns = {"n": list(range(first, first + count)), "name": ["x" * size] * count}
-    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+    return rows(first, count, size)
+
+
+def options_of(agent: AgentProcess, port: str, reconnect: float) -> Options:
+    found = agent.address
+    return Options(port, found["location"], found["token"], reconnect=reconnect)
 
 
 @dataclass
@@ -109,7 +114,6 @@ class Job:
             until(partial(_renewed, agent), FAR, f"agent of {agent.pe} answers")
 
     def kept(self, port: str) -> list[dict[str, Any]]:
-        """Return what each fellow keeps of an export."""
         result = []
         for fellow in self.fellows:
             streams = fellow.status()["kept"].get(f"{self.home.pe}/{port}", {})
@@ -127,17 +131,10 @@ class Writing:
     reconnect: float = FAR
 
     def writer(self) -> StreambrokerStreamWriter:
-        address = self.job.home.address
-        options = Options(
-            port=self.port,
-            agent=address["location"],
-            token=address["token"],
-            reconnect=self.reconnect,
-        )
+        options = options_of(self.job.home, self.port, self.reconnect)
         return StreambrokerStreamWriter(STRUCT, options, overwrite=False)
 
     def task(self, batch: int, partition: int, rows: Iterator[pa.RecordBatch]) -> Staged:
-        """Run one task of a batch."""
         with in_task(f"query of {self.port}", self.run, batch, partition):
             staged = self.writer().write(rows)
         assert isinstance(staged, Staged)
@@ -178,13 +175,7 @@ class Tasks:
         self, ticket: dict[str, Any], arrived: Callable[[int], None] = lambda _: None
     ) -> list[int]:
         """Run one task; ``told`` is called with the number of each batch that arrived."""
-        address = self.job.pair.importer.address
-        options = Options(
-            port=self.port,
-            agent=address["location"],
-            token=address["token"],
-            reconnect=self.reconnect,
-        )
+        options = options_of(self.job.pair.importer, self.port, self.reconnect)
         reader = StreambrokerStreamReader(STRUCT, options)
         found: list[int] = []
         for number, batch in enumerate(reader.read(Slice(ticket, options.trust()))):
@@ -216,8 +207,7 @@ def _renewed(agent: AgentProcess) -> bool:
 
 
 def job(directory: Path, ports: Sequence[str], **only: Any) -> Iterator[Job]:
-    """Yield running agents, connected; they are killed afterwards."""
-    fellows = [AgentProcess(directory / f"feed-{n}", "feed", pe=n) for n in (1, 2)]
+    fellows = [AgentProcess(directory / f"feed-{n}", "feed", number=n) for n in (1, 2)]
     try:
         for fellow in fellows:
             fellow.prepare()

@@ -28,8 +28,7 @@ class Run:
         **options: Any,
     ) -> None:
         self.source = StreambrokerStreamReader(
-            schema,
-            Options(port, agent.location, str(agent.address["token"]), **options),
+            schema, Options(port, agent.location, str(agent.address["token"]), **options)
         )
         self.at = at or self.source.initialOffset()
 
@@ -38,7 +37,6 @@ class Run:
         return dict(self.source.latestOffset(self.at, ReadAllAvailable()))
 
     def read(self, end: dict[str, Any]) -> list[int]:
-        """Read the batch up to ``end`` and commit it."""
         rows = [
             n
             for part in self.source.partitions(self.at, end)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.wire.agent_rpc.codec import to_json
 from streambroker_core.wire.agent_rpc.publisher import AgentAddress
 from streambroker_core.wire.agent_rpc.stages import SealedBlocks, StageSeal, StageVerify
-from support.agents.exports import DDL, SCHEMA, Bench, rows
+from support.agents.exports import PUBLISHER, SCHEMA, Bench, rows
 from support.agents.rpc import ask
 
 HOME = "default/feed/0"
@@ -29,8 +29,6 @@ ONE, TWO = "default/feed/1", "default/feed/2"
 
 
 class Job:
-    """A home and two fellows in this process, and what can go wrong between them."""
-
     def __init__(self, directory: Path, home: Bench) -> None:
         self.directory, self.home = directory, home
         self.stores: dict[str, Store] = {}
@@ -55,18 +53,15 @@ class Job:
         return self.home.export
 
     def lose(self, pe: str) -> None:
-        """Let a fellow begin again with an empty data directory."""
         self.shut(pe)
         shutil.rmtree(self.directory / pe[-1])
         self.open(pe)
 
     def shut(self, pe: str) -> None:
-        """End a fellow's process."""
         self.hosts[pe].close()
         self.stores[pe].close()
 
     def take_back(self, pe: str, copy: Path) -> None:
-        """Let a fellow that was shut begin again with what was its data directory."""
         shutil.rmtree(self.directory / pe[-1])
         copy.rename(self.directory / pe[-1])
         self.open(pe)
@@ -86,9 +81,8 @@ class Job:
         return self.home.replan({self.home.stream: (first, next_)}, **{"skip_lost": True, **more})
 
     def close(self) -> None:
-        for pe, host in self.hosts.items():
-            host.close()
-            self.stores[pe].close()
+        for pe in self.hosts:
+            self.shut(pe)
         self.committer.close()
 
     def reopen_home(self) -> AgentExport:
@@ -99,9 +93,7 @@ class Job:
         return [AgentAddress(pe=pe, location="", token="") for pe in (ONE, TWO)]
 
     def seal(self, requests: Mapping[str, StageSeal]) -> dict[str, Sequence[SealedBlocks]]:
-        for pe in requests:
-            if pe in self.away:
-                raise AgentUnreachableError(f"{pe} does not answer")
+        self._reach(requests)
         reported = {pe: self.hosts[pe].seal(one).stages for pe, one in requests.items()}
         self.after_seal()
         return reported
@@ -109,15 +101,18 @@ class Job:
     def find_broken(
         self, requests: Mapping[str, StageVerify]
     ) -> dict[str, Mapping[str, Mapping[str, str]]]:
-        for pe in requests:
-            if pe in self.away:
-                raise AgentUnreachableError(f"{pe} does not answer")
+        self._reach(requests)
         self.asked += [*requests]
         return {pe: self.hosts[pe].verify(one).broken for pe, one in requests.items()}
 
+    def _reach(self, agents: Iterable[str]) -> None:
+        for pe in agents:
+            if pe in self.away:
+                raise AgentUnreachableError(f"{pe} does not answer")
+
     def admit(self, batch: int) -> dict[str, Any]:
         admitted = self.home.export.publisher.admit(
-            query="q", run="r", batch=batch, ddl=DDL, renewed=None, schema=SCHEMA
+            **PUBLISHER, batch=batch, renewed=None, schema=SCHEMA
         )
         return dict(to_json(admitted))
 
@@ -125,7 +120,7 @@ class Job:
         if at == HOME:
             return self.home.stage(batch, *batches)
         command = {"home": self.home.export.key, "stream": self.home.stream, "limit": 1 << 30}
-        command |= {"query": "q", "run": "r", "batch": batch, "ddl": DDL}
+        command |= {**PUBLISHER, "batch": batch}
         return self.hosts[at].stage(command, SCHEMA, batches)
 
     def publish(self, batch: int, *at: str) -> dict[str, Any]:

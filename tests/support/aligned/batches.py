@@ -126,8 +126,6 @@ class Stage:
 
 @dataclass
 class Batches:
-    """A chain of operators in micro-batches."""
-
     stages: list[Stage]
     number: int = -1
     mark: int = 0
@@ -169,7 +167,6 @@ class Batches:
 def batches(
     monkeypatch: pytest.MonkeyPatch, *makes: Callable[[], Operator], **more: Any
 ) -> Batches:
-    """Return a chain of operators, the first of which has an event time."""
     made: list[Stage] = []
     for at, make in enumerate(makes):
         fields: dict[str, Any] = {

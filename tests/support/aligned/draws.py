@@ -14,7 +14,6 @@ BY_NODES = [Delivery.BEGIN, Delivery.IMMEDIATE, Delivery.END_WINDOW]
 
 @st.composite
 def nodes(draw: st.DrawFn, name: str) -> Node:
-    """Draw what a node does."""
     answer = draw(st.sampled_from([None, "forward", "block", "repeat", "new"]))
     return Node(
         name=name,
@@ -53,7 +52,6 @@ ROW = st.tuples(st.integers(0, 5), st.integers(0, 40), st.integers(0, 20))
 
 @st.composite
 def windows(draw: st.DrawFn, *, timed: bool = True) -> list[Turn]:
-    """Draw a script; with event times and watermarks, or without."""
     out, watermark = [], None
     deliveries = [one for one in Delivery if timed or one is not Delivery.AT_TIME]
     for number in range(1, draw(st.integers(1, 4)) + 1):

@@ -10,17 +10,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
-from typing import Protocol
 
 import pyarrow as pa
 
 from streambroker_core.control.operators.operator import Blobs, Changes, Input, Operator, Window
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.runtime.control_rows import PositionedControl
-from streambroker_core.control.runtime.emitter import EmittedControl, EmittedRows, Stage
+from streambroker_core.control.runtime.emitter import EmittedControl, Stage
 from streambroker_core.control.runtime.packing import (
     Packed,
     by_bucket,
@@ -30,6 +29,7 @@ from streambroker_core.control.runtime.packing import (
 )
 from streambroker_core.control.runtime.runner import AlignedRunner, AppliedControl, WindowResult
 from streambroker_core.control.tuples import ControlTuple, Delivery, Limits
+from support.aligned.window import apply
 
 QUERY = "q"
 SOURCE = "S"
@@ -89,13 +89,10 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """Nodes in the order in which they run, and what feeds what."""
-
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
 
     def node(self, name: str) -> Node:
-        """Return a node."""
         return next(one for one in self.nodes if one.name == name)
 
     def into(self, name: str) -> list[tuple[int, Edge]]:
@@ -111,12 +108,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One window's input.
-
-    Attributes:
-        sources: per source partition, rows and placed control tuples.
-        watermark: event time that has passed when it begins.
-    """
+    """One window's input; event time ``watermark`` has passed when it begins."""
 
     number: int
     rows: tuple[tuple[Row, ...], ...]
@@ -173,17 +165,7 @@ def _read(
 
 
 def at_time(control: ControlTuple, at: int) -> ControlTuple:
-    """Return the tuple with delivery at an event time."""
-    return ControlTuple(
-        type=control.type,
-        id=control.id,
-        delivery=Delivery.AT_TIME,
-        at=at,
-        epoch=control.epoch,
-        emitter=control.emitter,
-        seq=control.seq,
-        text=control.text,
-    )
+    return replace(control, delivery=Delivery.AT_TIME, at=at)
 
 
 class Scripted(Operator):
@@ -230,7 +212,6 @@ class Scripted(Operator):
         self._saw("end")
 
     def answer(self, port: str, control: ControlTuple) -> bool:
-        """Answer a control tuple as the node says."""
         self._saw("control", port, control.id)
         if self._node.answer == "repeat":
             self.emit_control(control)
@@ -251,8 +232,6 @@ class Scripted(Operator):
 
 
 class Aware(Scripted):
-    """The same, and takes control tuples."""
-
     def process_control(self, port: str, control: ControlTuple) -> bool:
         return self.answer(port, control)
 
@@ -261,24 +240,8 @@ class Crash(Exception):  # noqa: N818  -- what happened, as a test says it
     """The process of a bucket died in the middle of a window."""
 
 
-class Chance(Protocol):
-    """What may differ from run to run without a change of the result."""
-
-    def cuts(self, rows: int) -> list[int]:
-        """Return where to cut a batch."""
-
-    def shuffled(self, given: list[Packed]) -> list[Packed]:
-        """Return packed rows in the order in which they arrive."""
-
-    def partitions(self) -> int:
-        """Return how many partitions this window has."""
-
-    def crash(self) -> int | None:
-        """Return after how many steps a bucket is to crash."""
-
-
 class Steady:
-    """Nothing differs: one batch, one partition, no crash."""
+    """Where batches are cut, the order of arrival, partitions and crashes: nothing differs."""
 
     def cuts(self, rows: int) -> list[int]:
         del rows
@@ -291,11 +254,12 @@ class Steady:
         return 1
 
     def crash(self) -> int | None:
+        """Return after how many steps a bucket is to crash."""
         return None
 
 
-class Wild:
-    """Anything may differ."""
+class Wild(Steady):
+    """All may differ from run to run without a change of the result."""
 
     def __init__(self, seed: int, *, crashes: bool = True) -> None:
         self._random, self._crashes = Random(seed), crashes
@@ -316,17 +280,10 @@ class Wild:
 
 @dataclass
 class Plant:
-    """Runs a graph window by window on ``AlignedRunner``, with state in a dict.
-
-    Attributes:
-        log: what each bucket of each node saw.
-        applied: what was handed to operators.
-        outcomes: of the last window, by node and bucket.
-        before: the watermark of the last window.
-    """
+    """Runs a graph window by window on ``AlignedRunner``, with state in a dict."""
 
     graph: Graph
-    chance: Chance = field(default_factory=Steady)
+    chance: Steady = field(default_factory=Steady)
     limits: Limits = field(default_factory=Limits)
     log: Log = field(default_factory=dict)
     applied: list[tuple[str, AppliedControl]] = field(default_factory=list)
@@ -336,7 +293,6 @@ class Plant:
     before: int | None = None
 
     def run(self, windows: Iterable[Turn]) -> Plant:
-        """Run windows one after the other."""
         for turn in windows:
             self.outcomes = {}
             for node in self.graph.nodes:
@@ -399,11 +355,7 @@ class Plant:
         outcome = self._run(node, bucket, turn, self.chance.shuffled(packed), seen)
         if crash is not None and again is not None:
             assert again == outcome, "a replayed window came to something else"
-        for name, blob in outcome.changes.items():
-            if blob is None:
-                del blobs[name]
-            else:
-                blobs[name] = blob
+        self.state[where] = apply(blobs, outcome)
         self.outcomes[where] = outcome
         self.wakes[where] = outcome.wake_at
         self.applied += [(node.name, one) for one in outcome.applied]
@@ -453,13 +405,11 @@ def in_turn(
 
 
 def layout_of(node: Node, port: str) -> Layout:
-    """Return how rows of a port are spread."""
     key = (("k", pa.int64()),) if node.keyed else ()
     return Layout(port=port, buckets=node.buckets, key=key)
 
 
 def as_batch(rows: Sequence[Row]) -> pa.RecordBatch:
-    """Return rows as Arrow."""
     columns = [pa.array([row[at] for row in rows], pa.int64()) for at in range(3)]
     return pa.RecordBatch.from_arrays(columns, schema=ROWS)
 
@@ -468,21 +418,16 @@ def chain(*nodes: Node) -> Graph:
     """Return a graph in which each node feeds the next; the source feeds the first."""
     names = [SOURCE, *(one.name for one in nodes)]
     return Graph(
-        nodes=nodes,
-        edges=tuple(Edge(source=low, target=high) for low, high in pairwise(names)),
+        nodes=nodes, edges=tuple(Edge(source=low, target=high) for low, high in pairwise(names))
     )
 
 
 def sink(buckets: int = 1, *inputs: str) -> Node:
-    """Return an aware node that keeps every tuple."""
     return Node(name="sink", buckets=buckets, answer="block", inputs=inputs or ("in",))
 
 
 def reported(
-    log: Mapping[tuple[str, int], Sequence[tuple[int, tuple[Entry, ...]]]],
-    names: Mapping[str, str],
-    node: str = "sink",
-    bucket: int = 0,
+    log: Log, names: Mapping[str, str], node: str = "sink", bucket: int = 0
 ) -> dict[int, str]:
     """Return by window what a bucket saw, as text: ``D1 a D2``, names for identities."""
     out = {}
@@ -498,34 +443,4 @@ def reported(
 
 
 def names_of(windows: Iterable[Turn]) -> dict[str, str]:
-    """Return the notes' names by identity."""
     return {one.id: one.payload["name"] for turn in windows for _, one in turn.control}
-
-
-__all__ = [
-    "QUERY",
-    "SOURCE",
-    "Aware",
-    "Chance",
-    "Crash",
-    "Edge",
-    "EmittedRows",
-    "Graph",
-    "Log",
-    "Node",
-    "Note",
-    "Plant",
-    "Scripted",
-    "Steady",
-    "Turn",
-    "Wild",
-    "as_batch",
-    "at_time",
-    "chain",
-    "layout_of",
-    "names_of",
-    "note",
-    "reported",
-    "sink",
-    "turns",
-]

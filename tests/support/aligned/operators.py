@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import new_factor
 import pyarrow as pa
@@ -37,8 +37,6 @@ class Multiply(new_factor.Multiply):
 
 
 class NewerMultiply(Multiply):
-    """The same, of a later version."""
-
     state_version = 2
 
 
@@ -57,45 +55,24 @@ class Failing(Multiply):
             for number in range(20):
                 self.emit_control(SetFactor(number))
         elif self._way == "thread":
-            self._elsewhere(lambda: self.emit_control(SetFactor(1)))
-
-    def _elsewhere(self, act: Callable[[], Any]) -> None:
-        failed: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                act()
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        raise failed[0]
+            with ThreadPoolExecutor(1) as other:
+                other.submit(self.emit_control, SetFactor(1)).result()
+            raise AssertionError("another thread may emit")
 
 
 class Killing(Multiply):
-    """Kills the driver in the middle of some windows, once in each."""
+    """Kills the driver in the middle of some windows, or at some values of ``v``, once at each."""
 
-    def __init__(self, folder: Path, windows: Sequence[int]) -> None:
-        self._folder, self._windows = folder, windows
-
-    def process(self, port: str, batch: pa.RecordBatch) -> None:
-        super().process(port, batch)
-        if self.window.number in self._windows:
-            kill_once(self._folder, str(self.window.number))
-
-
-class KillingAt(Multiply):
-    """Kills the driver when it is given some values of ``v``, once at each."""
-
-    def __init__(self, folder: Path, values: Sequence[int]) -> None:
-        self._folder, self._values = folder, values
+    def __init__(
+        self, folder: Path, *, windows: Sequence[int] = (), values: Sequence[int] = ()
+    ) -> None:
+        self._folder, self._windows, self._values = folder, windows, values
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
         super().process(port, batch)
-        for value in set(batch.column("v").to_pylist()) & set(self._values):
-            kill_once(self._folder, str(value))
+        due = {self.window.number} & {*self._windows}
+        for each in due | ({*batch.column("v").to_pylist()} & {*self._values}):
+            kill_once(self._folder, str(each))
 
 
 class Totals(Operator):

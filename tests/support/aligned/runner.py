@@ -27,17 +27,7 @@ Given = Sequence[tuple[str, pa.RecordBatch]]
 
 @dataclass
 class Through:
-    """An operator over buckets.
-
-    Attributes:
-        make: makes the operator.
-        buckets: how many there are.
-        order_by: column by which its inputs are merged.
-        seed: of cuts and orders.
-        blobs: state by bucket.
-        last: by bucket, the operator of its last window.
-        outcomes: of the last window, by bucket.
-    """
+    """An operator over buckets, whose inputs are merged by column ``order_by``."""
 
     make: Callable[[], Any]
     buckets: int = 1
@@ -58,14 +48,7 @@ class Through:
         watermark: int | None,
         clock: int = 0,
     ) -> list[WindowResult]:
-        """Run a window of all buckets; return what it came to, bucket by bucket.
-
-        Args:
-            given: rows by port, in the order in which they come.
-            control: for the first port.
-            watermark: event time that has passed.
-            clock: the pinned clock.
-        """
+        """Run a window of all buckets; return what it came to, bucket by bucket."""
         probe = self.make()
         chance = Wild(self.seed + 1_000 * self.number, crashes=False)
         arrived = self._packed(probe, given, list(control), chance)
@@ -132,7 +115,6 @@ class Through:
 
 
 def rows_of(outcome: WindowResult) -> list[tuple[str, pa.RecordBatch]]:
-    """Return what was emitted, in order."""
     return [(one.output, one.batch) for one in outcome.emitted if isinstance(one, EmittedRows)]
 
 

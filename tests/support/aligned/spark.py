@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -26,6 +27,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pe_agent.aligned.data import RowsFrame
 from pe_agent.aligned.plan import StreamPlan
 from pe_agent.aligned.runtime.frames import encode_control
+from pe_agent.datasource.schemas import as_arrow_schema
 from streambroker.operators import Operator, OperatorOptions, OperatorStream, Stream, apply
 from streambroker_core.control.operators.operator import Changes
 from streambroker_core.control.runtime.packing import sequence
@@ -33,15 +35,7 @@ from streambroker_core.control.tuples import Limits
 from support.aligned.graphs import SOURCE, Aware, Entry, Graph, Log, Node, Row, Scripted, Turn
 
 DDL = "k bigint, v bigint, t timestamp, _seq bigint, _control binary"
-SCHEMA = pa.schema(
-    [
-        ("k", pa.int64()),
-        ("v", pa.int64()),
-        ("t", pa.timestamp("us", "UTC")),
-        ("_seq", pa.int64()),
-        ("_control", pa.binary()),
-    ]
-)
+SCHEMA = as_arrow_schema(DDL)
 IN_ORDER = -1
 """A seed with which each task has its rows in their order, as files have them."""
 SHUFFLE = "spark.sql.shuffle.partitions"
@@ -77,8 +71,6 @@ class Part(InputPartition):
 
 
 class ScriptReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Gives a turn a batch."""
-
     def __init__(self, path: str, tasks: int, seed: int) -> None:
         self._turns: list[Turn] = pickle.loads(Path(path).read_bytes())
         self._tasks, self._seed = tasks, seed
@@ -135,7 +127,6 @@ def _row(seq: int, what: Row | bytes) -> dict[str, Any]:
 def scripted(
     spark: SparkSession, folder: Path, script: Sequence[Turn], *, tasks: int = 2, seed: int = 0
 ) -> Stream:
-    """Return a script as a stream."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "script"
     path.write_bytes(pickle.dumps(list(script)))
@@ -172,14 +163,12 @@ class AwareRecorded(Recorded, Aware):
 
 
 def made(node: Node, folder: str) -> Operator:
-    """Return the operator of a node."""
     return (Recorded if node.answer is None else AwareRecorded)(node, folder)
 
 
 def on_spark(
     graph: Graph, source: Stream, folder: Path, **settings: Any
 ) -> dict[str, OperatorStream]:
-    """Return the nodes of a graph as operators on a stream."""
     folder.mkdir(parents=True, exist_ok=True)
     out: dict[str, OperatorStream] = {}
     for node in graph.nodes:
@@ -202,12 +191,21 @@ def on_spark(
 
 def run(stream: Stream, checkpoint: Path, *, partitions: int = 2) -> str:
     """Run a stream to the end of its script; return the query's id."""
-    before = stream.spark.conf.get(SHUFFLE)
-    stream.spark.conf.set(SHUFFLE, str(partitions))
-    try:
+    with configured(stream.spark, {SHUFFLE: str(partitions)}):
         return drain(stream.to_df().writeStream.format("noop"), checkpoint)
+
+
+@contextmanager
+def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+    """Set what a query is started with, for the length of a block."""
+    before = {name: spark.conf.get(name) for name in conf}
+    for name, value in conf.items():
+        spark.conf.set(name, value)
+    try:
+        yield
     finally:
-        stream.spark.conf.set(SHUFFLE, str(before))
+        for name, former in before.items():
+            spark.conf.set(name, str(former))
 
 
 def drain(writer: DataStreamWriter, checkpoint: Path) -> str:
@@ -242,6 +240,5 @@ def seen(folder: Path, query: str) -> Log:
 
 
 def ends(nodes: Mapping[str, OperatorStream], names: Sequence[str]) -> Stream:
-    """Return the outputs of several operators as one stream, for one query."""
     first, *others = (nodes[name] for name in names)
     return first.union(*others)

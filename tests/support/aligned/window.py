@@ -17,19 +17,16 @@ from streambroker_core.control.tuples import ControlTuple, Delivery
 
 
 def stage(buckets: int = 1, **more: Any) -> Stage:
-    """Return operator ``op`` of query ``q``."""
     return Stage(query="q", operator="op", buckets=buckets, **more)
 
 
 def window(
     number: int = 1, *, bucket: int = 0, buckets: int = 1, watermark: int | None = None
 ) -> Window:
-    """Return a window."""
     return Window(number=number, time=0, watermark=watermark, bucket=bucket, buckets=buckets)
 
 
 def batch(**columns: list[Any]) -> pa.RecordBatch:
-    """Return rows as Arrow."""
     return pa.RecordBatch.from_pydict(columns)
 
 
@@ -79,18 +76,15 @@ def run(
     at: Window | None = None,
     of: Stage | None = None,
 ) -> WindowResult:
-    """Run a window."""
     return AlignedRunner(make, of or stage()).run(at or window(), packed, blobs or {})
 
 
 def emitted(outcome: WindowResult) -> list[ControlTuple]:
-    """Return the tuples that were sent on."""
     return [one.control for one in outcome.emitted if isinstance(one, EmittedControl)]
 
 
 def apply(blobs: dict[str, bytes], outcome: WindowResult) -> dict[str, bytes]:
-    """Return the state after a window."""
-    after = {**blobs, **{name: blob for name, blob in outcome.changes.items() if blob}}
+    after = {**blobs, **{name: blob for name, blob in outcome.changes.items() if blob is not None}}
     for name, blob in outcome.changes.items():
         if blob is None:
             del after[name]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -44,21 +43,17 @@ TOKENS = {"ops": "ops-0123456789abcdef", "job": "job-0123456789abcdef"}
 
 
 def bearer(who: str) -> dict[str, Any]:
-    """Return the header that shows a token."""
     return {"Authorization": f"Bearer {TOKENS[who]}"}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a broker answered, its JSON read."""
-
     status: int
     body: Any
     headers: Mapping[str, str]
 
     @property
     def code(self) -> Any:
-        """The problem's code."""
         return self.body.get("code") if isinstance(self.body, dict) else None
 
 
@@ -70,13 +65,7 @@ class Rest:
         self.session = session
 
     async def __call__(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        data: bytes | None = None,
-        **headers: str,
+        self, method: str, path: str, body: Any = None, *, data: bytes | None = None, **headers: str
     ) -> Answer:
         """Send a request; header names are written with ``_`` for ``-``."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -121,42 +110,32 @@ class BrokerProcess:
 
     def __init__(self, db: Path, *arguments: str, descriptors: int | None = None) -> None:
         limited = ["-c", _LIMITED, str(descriptors)] if descriptors else []
-        self._process = program(
+        self.process = program(
             [*limited, *CLI, "up", "--db", str(db), *(arguments or ("--port", "0"))],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             environment={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
-
     def first_line(self) -> str:
         """Wait for its first line; empty if it ends without one."""
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
 
     def url(self) -> str:
-        """Wait for the line that says where it listens."""
         line = self.first_line()
         assert line.startswith("streambroker listening on http"), self.end()
         return line.rpartition(" ")[2]
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
-        self._process.send_signal(number)
-
     def end(self, timeout: float = 10.0) -> tuple[int, str]:
         """Wait for the end; return exit code and what it said on stderr."""
-        _, errors = self._process.communicate(timeout=timeout)
-        return self._process.wait(), errors
+        _, errors = self.process.communicate(timeout=timeout)
+        return self.process.wait(), errors
 
     def kill(self) -> None:
         """End it without a chance to tidy up."""
-        self._process.kill()
-        self._process.communicate()
+        self.process.kill()
+        self.process.communicate()
 
 
 async def received(queue: asyncio.Queue[bytes]) -> bytes:
@@ -171,7 +150,6 @@ class Datagrams(asyncio.DatagramProtocol):
         self.queue: asyncio.Queue[bytes] = asyncio.Queue()
 
     def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
-        """Put a datagram into the queue."""
         self.queue.put_nowait(data)
 
 

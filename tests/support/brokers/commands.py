@@ -33,36 +33,22 @@ metadata: {name: alerts-trades}
 spec: {job: alerts, port: trades, subscription: 'kind == "trade"', filter: price > 10.0}
 """
 """One Export, one Import, and the route between them."""
+_UNKNOWN = """
+rowsPerSecond bytesPerSecond lagEpochs lagRows lagBytes lagSeconds congestion waitingSince ended
+readToEnd filteredRows droppedRows lostRows duplicateRows blockedSeconds releasedPlans age
+"""
 ROUTE = {
     "export": "default/feed/0/trades",
     "import": "default/alerts/0/trades",
     "policy": "wait",
-    "rowsPerSecond": None,
-    "bytesPerSecond": None,
-    "lagEpochs": None,
-    "lagRows": None,
-    "lagBytes": None,
-    "lagSeconds": None,
-    "congestion": None,
     "waiting": False,
-    "waitingSince": None,
     "alive": False,
-    "ended": None,
-    "readToEnd": None,
-    "filteredRows": None,
-    "droppedRows": None,
-    "lostRows": None,
-    "duplicateRows": None,
-    "blockedSeconds": None,
-    "releasedPlans": None,
-    "age": None,
+    **dict.fromkeys(_UNKNOWN.split()),
 }
 """That route in `top`, of which nobody has reported."""
 
 
 class Cli:
-    """Run commands beside the broker's event loop."""
-
     def __init__(self, rest: Rest, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         self.rest = rest
         self._capsys = capsys
@@ -70,7 +56,6 @@ class Cli:
         self.file.write_text(DOCUMENTS)
 
     async def __call__(self, *arguments: str, url: str | None = None) -> tuple[int, str, str]:
-        """Return exit code, stdout and stderr."""
         self._capsys.readouterr()
         full = ["--url", url or self.rest.url, *arguments]
         code = await asyncio.to_thread(main, full)
@@ -104,7 +89,6 @@ class CliProcess:
         raise AssertionError(f"no line with {text!r} in {seen}: {await self.end()}")
 
     def interrupt(self) -> None:
-        """Press Ctrl-C."""
         self._process.send_signal(signal.SIGINT)
 
     def close_output(self) -> None:
@@ -113,13 +97,11 @@ class CliProcess:
         self._process.stdout.close()
 
     async def end(self) -> tuple[int, str]:
-        """Wait for the end; return exit code and what it said on stderr."""
         assert self._process.stderr is not None
         errors = await asyncio.to_thread(self._process.stderr.read)
         return await asyncio.to_thread(self._process.wait, 10.0), errors
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -129,8 +111,6 @@ class CliProcess:
 
 
 class CliTerminal:
-    """One command whose output is a terminal."""
-
     def __init__(self, url: str, *arguments: str, **environment: str) -> None:
         inherited = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
         self._terminal, output = pty.openpty()
@@ -149,12 +129,10 @@ class CliTerminal:
         return seen.decode()
 
     async def interrupted(self) -> int:
-        """Press Ctrl-C; return the exit code."""
         self._process.send_signal(signal.SIGINT)
         return await asyncio.to_thread(self._process.wait, 10.0)
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()

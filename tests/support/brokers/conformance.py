@@ -51,15 +51,7 @@ def _described() -> OpenAPI:
 def assert_conforms(
     method: str, path: str, status: int, headers: Mapping[str, str], body: bytes
 ) -> None:
-    """Fail if an answer is not as the description says.
-
-    Args:
-        method: of the request.
-        path: of the request, with or without query.
-        status: of the answer.
-        headers: of the answer.
-        body: of the answer, as it came.
-    """
+    """Fail if an answer is not as the description says."""
     kind = headers.get("Content-Type", "").partition(";")[0]
     if method == "HEAD":
         assert body == b""

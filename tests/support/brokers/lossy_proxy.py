@@ -76,11 +76,7 @@ class Cutter:
 
 
 def _message(source: socket.socket) -> bytes:
-    """Return one HTTP message with the body that its Content-Length says.
-
-    Raises:
-        OSError: the other side has gone in the middle of the body.
-    """
+    """Return one HTTP message with the body that its Content-Length says."""
     data = b""
     while b"\r\n\r\n" not in data:
         piece = source.recv(MOST)

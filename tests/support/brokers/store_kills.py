@@ -85,10 +85,6 @@ def _check_fine(found: Forecast) -> None:
     assert not found.problems
 
 
-def _registration(store: Store, runtime: Runtime) -> None:
-    at_once(runtime.register(pe("alerts"), registration("grpc+tcp://10.0.0.1:1"), "token-a"))
-
-
 def _checkpointed(store: Store, runtime: Runtime) -> None:
     store.file.db.execute("PRAGMA wal_autocheckpoint = 1")
     at_once(runtime.put(export_of(properties={"kind": "trade", "note": ["x" * 1000] * 9})))
@@ -98,7 +94,9 @@ COMMANDS: dict[str, Command] = {
     "open": lambda store, runtime: None,
     "create an export": lambda store, runtime: runtime.put(export_of()),
     "register the exporter": lambda store, runtime: runtime.register(pe("feed"), registration()),
-    "register the importer, with a token": _registration,
+    "register the importer, with a token": lambda store, runtime: runtime.register(
+        pe("alerts"), registration("grpc+tcp://10.0.0.1:1"), "token-a"
+    ),
     "create an import": lambda store, runtime: runtime.put(import_of(filter="price > 1.0")),
     "change the filter, by name": _named,
     "change nothing": lambda store, runtime: runtime.put(import_of(filter="price > 5.0")),
@@ -144,11 +142,7 @@ def dump(db: Path) -> Dump:
 
 
 class Ear(HintSender):
-    """Says on a pipe that a caller was answered, and sends nothing.
-
-    Attributes:
-        on: whether it says so; not before the command begins.
-    """
+    """Says on a pipe that a caller was answered, and sends nothing."""
 
     def __init__(self, pipe: int) -> None:
         super().__init__()
@@ -156,7 +150,6 @@ class Ear(HintSender):
         self.on = False
 
     def send(self, pe: PeKey, address: str, datagram: bytes) -> None:
-        """Tell the pipe."""
         if self.on:
             os.write(self._pipe, NOTIFIED)
 
@@ -166,12 +159,7 @@ class Ear(HintSender):
 
 @dataclass
 class Fuse:
-    """Counts steps and kills this process at one of them.
-
-    Attributes:
-        left: steps to take; 0 for all.
-        burning: whether steps count.
-    """
+    """Counts steps and kills this process at one of them."""
 
     left: int
     burning: bool = False
@@ -186,7 +174,6 @@ class Fuse:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def light(self) -> None:
-        """Count from now on."""
         if not self._replace_system_calls():
             self.keep.append(self.step)
         sys.setprofile(self._profile)
@@ -229,6 +216,10 @@ class _Vfs(ctypes.Structure):
 
 
 _void = ctypes.c_void_p
+_BEFORE = """
+xOpen xDelete xAccess xFullPathname xDlOpen xDlError xDlSym xDlClose xRandomness xSleep xCurrentTime
+xGetLastError xCurrentTimeInt64
+"""
 _Vfs._fields_ = [
     ("iVersion", ctypes.c_int),
     ("szOsFile", ctypes.c_int),
@@ -236,10 +227,7 @@ _Vfs._fields_ = [
     ("pNext", _void),
     ("zName", ctypes.c_char_p),
     ("pAppData", _void),
-    *((name, _void) for name in ("xOpen", "xDelete", "xAccess", "xFullPathname")),
-    *((name, _void) for name in ("xDlOpen", "xDlError", "xDlSym", "xDlClose")),
-    *((name, _void) for name in ("xRandomness", "xSleep", "xCurrentTime", "xGetLastError")),
-    ("xCurrentTimeInt64", _void),
+    *((name, _void) for name in _BEFORE.split()),
     (
         "xSetSystemCall",
         ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Vfs), ctypes.c_char_p, _void),
@@ -280,11 +268,7 @@ async def _live(db: Path, number: int, fuse: Fuse, pipe: int, command: Command) 
 
 
 def life(db: Path, number: int, fuse: Fuse, *, limit: int | None = None) -> tuple[bool, bytes]:
-    """Do one command in a child; with a limit in bytes, a file that outgrows it kills it.
-
-    Returns:
-        Whether it lived, and whom it told.
-    """
+    """Do one command in a child; say whether it lived, and which pipe messages it sent."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -354,13 +338,10 @@ def _assert_goes_on(store: Store) -> None:
 
 @dataclass
 class Sweep:
-    """All commands, one after the other; `kills` counts the deaths by command."""
-
     place: Path
     kills: dict[str, int] = field(default_factory=dict)
 
     def run(self, *, torn: bool, every: int) -> None:
-        """Kill every command at every step, or at the first of so many."""
         for number, name, base in self._bases():
             before = dump(self._copy(base, "look")) if number else None
             done = self._copy(base, "done")

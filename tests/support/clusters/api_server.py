@@ -18,10 +18,12 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from email.message import Message
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from streambroker_operator.kubernetes.client.kubeconfig import Access
 from support.clusters.programs import Program
 from support.processes.ports import free_port
 from support.processes.waiting import until
@@ -66,7 +68,6 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """Why it refused."""
         return str(self.body.get("message", "")) if isinstance(self.body, dict) else ""
 
 
@@ -92,11 +93,9 @@ class Etcd:
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def start(self) -> None:
-        """Run it and wait until it answers."""
         self.program.start(self._healthy)
 
     def stop(self) -> None:
-        """Kill it; its data stay."""
         self.program.stop()
 
     def compact(self) -> int:
@@ -122,7 +121,6 @@ class Etcd:
         self.start()
 
     def remove(self) -> None:
-        """Kill it and throw its data away."""
         self.stop()
         shutil.rmtree(self._data, ignore_errors=True)
 
@@ -150,9 +148,9 @@ class ApiServer:
         self.port = free_port()
         self.url = f"https://127.0.0.1:{self.port}"
         self.ca = folder / "certs" / "apiserver.crt"
-        self.tokens = _tokens(given)
+        rows = [line.split(",") for line in (given / "tokens.csv").read_text().splitlines()]
+        self.tokens = {user: token for token, user, *_ in rows}
         self.program = Program(self._command(), folder / "apiserver.log")
-        self._opener: urllib.request.OpenerDirector | None = None
 
     def _command(self) -> list[str]:
         key = self._given / "accounts.key"
@@ -181,7 +179,6 @@ class ApiServer:
         self.program.start(self._ready)
 
     def stop(self) -> None:
-        """Kill it; its port stays its own."""
         self.program.stop()
 
     @contextmanager
@@ -214,16 +211,7 @@ class ApiServer:
         token: str | None = None,
         content_type: str | None = None,
     ) -> Answer:
-        """Send a request.
-
-        Args:
-            method: of HTTP.
-            path: with its query.
-            body: a text is YAML, anything else becomes JSON.
-            user: one of `USERS`.
-            token: instead of the user's.
-            content_type: JSON, or YAML for a text, unless given.
-        """
+        """Send a request; a body that is a text is YAML, anything else becomes JSON."""
         text = isinstance(body, str)
         data = None if body is None else (body if text else json.dumps(body)).encode()
         headers = {"Authorization": f"Bearer {token or self.tokens[user]}", "Accept": JSON}
@@ -232,20 +220,16 @@ class ApiServer:
         request = urllib.request.Request(
             f"{self.url}{path}", data=data, method=method, headers=headers
         )
+        status, read, _ = sent(self._opener, request, _ANSWER_SECONDS)
         try:
-            with self._connect().open(request, timeout=_ANSWER_SECONDS) as answer:
-                return Answer(answer.status, _decoded(answer.read()))
-        except urllib.error.HTTPError as refusal:
-            with refusal:
-                return Answer(refusal.code, _decoded(refusal.read()))
+            return Answer(status, json.loads(read))
+        except ValueError:
+            return Answer(status, read.decode(errors="replace"))
 
-    def _connect(self) -> urllib.request.OpenerDirector:
-        if self._opener is None:
-            context = ssl.create_default_context(cafile=str(self.ca))
-            self._opener = urllib.request.build_opener(
-                urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-            )
-        return self._opener
+    @cached_property
+    def _opener(self) -> urllib.request.OpenerDirector:
+        tls = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=str(self.ca)))
+        return urllib.request.build_opener(urllib.request.ProxyHandler({}), tls)
 
     def kubeconfig(self, user: str = "admin") -> Path:
         """Write a file by which kubectl and clients find this server as a user."""
@@ -262,6 +246,9 @@ class ApiServer:
         }
         path.write_text(json.dumps(config))
         return path
+
+    def access(self, user: str = "admin") -> Access:
+        return Access(server=self.url, token=self.tokens[user], ca_file=str(self.ca))
 
     def kubectl(
         self, *arguments: str, stdin: str = "", user: str = "admin", editor: str = ""
@@ -300,8 +287,12 @@ class ApiServer:
 
     def await_kinds(self) -> None:
         """Wait until all kinds are served and described, some time after the server is ready."""
-        for plural in ("exports", "imports", "patternprocessors"):
-            until(partial(self._serves, plural), 30.0, f"{plural} are served")
+        paths = [f"{GROUP}/{plural}" for plural in ("exports", "imports", "patternprocessors")]
+
+        def served() -> bool:
+            return all(self.request("GET", path).status == 200 for path in paths)
+
+        until(served, 90.0, f"{paths} are served")
         until(lambda: self.published().keys() >= KINDS, 30.0, "the kinds are described")
 
     def published(self) -> dict[str, Any]:
@@ -310,14 +301,15 @@ class ApiServer:
         schemas = document["components"]["schemas"] if isinstance(document, dict) else {}
         return {name.rpartition(".")[2]: schema for name, schema in schemas.items()}
 
-    def _serves(self, plural: str) -> bool:
-        return self.request("GET", f"{GROUP}/{plural}").status == 200
+    def make(self, path: str, kind: str, name: str, *, known: bool = False, **more: Any) -> Any:
+        """Create an object of the core API and return it; ``known``: it may be there already."""
+        body = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **more}
+        answer = self.request("POST", f"/api/v1/{path}", body)
+        assert answer.status == 201 or (known and answer.status == 409), answer.message
+        return answer.body
 
     def create_namespace(self, name: str) -> None:
-        """Make a namespace."""
-        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-        answer = self.request("POST", "/api/v1/namespaces", body)
-        assert answer.status == 201, answer.message
+        self.make("namespaces", "Namespace", name)
 
     def remove_namespace(self, name: str) -> None:
         """Remove a namespace and the Exports and Imports in it; no controller does it here."""
@@ -330,11 +322,7 @@ class ApiServer:
             self.request("PUT", f"/api/v1/namespaces/{name}/finalize", body)
 
     def writes(self, *, plural: str | None = None) -> list[dict[str, Any]]:
-        """Return the audit log's entries of writes by others than the server itself.
-
-        Args:
-            plural: of these resources only, such as ``exports``.
-        """
+        """Return the audit log's entries of writes by others than the server itself."""
         path = self._folder / "audit.log"
         lines = path.read_text().splitlines() if path.exists() else []
         entries: list[dict[str, Any]] = [json.loads(line) for line in lines]
@@ -367,11 +355,6 @@ def running_api_server(assets: Path, folder: Path) -> Iterator[ApiServer]:
         etcd.remove()
 
 
-def _tokens(given: Path) -> dict[str, str]:
-    rows = [line.split(",") for line in (given / "tokens.csv").read_text().splitlines()]
-    return {user: token for token, user, *_ in rows}
-
-
 def _signing_key() -> str:
     """Return a P-256 private key as PEM: RFC 5915 around a random number, without the point."""
     number = secrets.randbelow(1 << 255) + 1
@@ -381,8 +364,13 @@ def _signing_key() -> str:
     return f"-----BEGIN EC PRIVATE KEY-----\n{text}\n-----END EC PRIVATE KEY-----\n"
 
 
-def _decoded(data: bytes) -> Any:
+def sent(
+    opener: urllib.request.OpenerDirector, request: urllib.request.Request | str, seconds: float
+) -> tuple[int, bytes, Message]:
+    """Send a request; return status, body and headers of the answer, also of a refusal."""
     try:
-        return json.loads(data)
-    except ValueError:
-        return data.decode(errors="replace")
+        answer = opener.open(request, timeout=seconds)
+    except urllib.error.HTTPError as refusal:
+        answer = refusal
+    with answer:
+        return answer.status, answer.read(), answer.headers

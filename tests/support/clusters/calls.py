@@ -13,19 +13,14 @@ from streambroker_core.board import Board, Synced
 from streambroker_core.model import AnyKind, Kind
 from streambroker_core.wire.manifests.ports import OBJECTS, read_manifest
 from streambroker_operator.kubernetes.client.http_api import HttpApi
-from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
-from support.clusters.api_server import GROUP, ApiServer
+from support.clusters.api_server import APPLY, GROUP, ApiServer
 from support.processes.waiting import until
 
 
 @asynccontextmanager
-async def calls_of(
-    server: ApiServer, user: str = "admin", token: str | None = None
-) -> AsyncIterator[HttpApi]:
-    """Give out calls as a user of the server."""
-    access = Access(server=server.url, token=token or server.tokens[user], ca_file=str(server.ca))
-    api = HttpApi(access)
+async def calls_of(server: ApiServer, user: str = "admin") -> AsyncIterator[HttpApi]:
+    api = HttpApi(server.access(user))
     try:
         yield api
     finally:
@@ -42,11 +37,8 @@ def manifest(kind: AnyKind, name: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-async def create(
-    api: HttpApi, namespace: str, documents: Iterable[Mapping[str, Any]], at_once: int = 16
-) -> None:
-    """Create resources, several at the same time."""
-    places = asyncio.Semaphore(at_once)
+async def create(api: HttpApi, namespace: str, documents: Iterable[Mapping[str, Any]]) -> None:
+    places = asyncio.Semaphore(16)
 
     async def one(document: Mapping[str, Any]) -> None:
         async with places:
@@ -58,7 +50,6 @@ async def create(
 
 
 async def listed(api: HttpApi, namespace: str, kind: AnyKind) -> list[dict[str, Any]]:
-    """Return all resources of a kind in a namespace."""
     answer = await api.call("GET", f"{GROUP}/namespaces/{namespace}/{OBJECTS[kind]}", timeout_s=60)
     assert answer.status == 200, answer.body
     found: list[dict[str, Any]] = answer.body["items"]
@@ -81,7 +72,6 @@ async def fill(board: Board, statuses: PortReconciler, api: HttpApi, namespace: 
 
 
 def allowed(*rules: tuple[str, str, str]) -> list[dict[str, Any]]:
-    """Return RBAC rules of (API group, resource, verb)."""
     return [
         {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
         for group, resource, verb in rules
@@ -93,24 +83,20 @@ def grant(server: ApiServer, name: str, user: str, *rules: tuple[str, str, str])
 
     Returns when the server goes by it, which takes it a moment.
     """
-    rbac = "/apis/rbac.authorization.k8s.io/v1"
-    known = server.request("GET", f"{rbac}/clusterroles/{name}").body.get("rules") or ()
+    group = "rbac.authorization.k8s.io"
+    path = f"/apis/{group}/v1"
+    known = server.request("GET", f"{path}/clusterroles/{name}").body.get("rules") or ()
     before = {(r["apiGroups"][0], r["resources"][0], r["verbs"][0]) for r in known}
-    meta = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": name}}
-    role = {**meta, "kind": "ClusterRole", "rules": allowed(*rules)}
-    binding = {
-        **meta,
-        "kind": "ClusterRoleBinding",
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+    ref = {"apiGroup": group, "kind": "ClusterRole", "name": name}
+    subject = {"apiGroup": group, "kind": "User", "name": user}
+    parts: dict[str, dict[str, Any]] = {
+        "ClusterRole": {"rules": allowed(*rules)},
+        "ClusterRoleBinding": {"roleRef": ref, "subjects": [subject]},
     }
-    for plural, body in (("clusterroles", role), ("clusterrolebindings", binding)):
-        answer = server.request(
-            "PATCH",
-            f"{rbac}/{plural}/{name}?fieldManager=tests&force=true",
-            body,
-            content_type="application/apply-patch+yaml",
-        )
+    for kind, part in parts.items():
+        where = f"{path}/{kind.lower()}s/{name}?fieldManager=tests&force=true"
+        body = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": name}, **part}
+        answer = server.request("PATCH", where, body, content_type=APPLY)
         assert answer.status in (200, 201), answer.message
     wanted = {
         (group, resource, verb): bool({(group, resource, verb), (group, resource, "*")} & {*rules})
@@ -161,39 +147,20 @@ def token_of(
 
 def make_account(server: ApiServer, namespace: str, name: str) -> None:
     """Make a service account; no controller makes even the default one here."""
-    body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
-    answer = server.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", body)
-    assert answer.status in (201, 409), answer.message
+    server.make(f"namespaces/{namespace}/serviceaccounts", "ServiceAccount", name, known=True)
 
 
 def make_pod(server: ApiServer, namespace: str, name: str, account: str) -> dict[str, str]:
     """Make a pod that never runs; return its name and uid."""
-    body = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name},
-        "spec": {
-            "serviceAccountName": account,
-            "automountServiceAccountToken": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [
-                {
-                    "name": "main",
-                    "image": "none",
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
-                }
-            ],
-        },
+    own = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    spec = {
+        "serviceAccountName": account,
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [{"name": "main", "image": "none", "securityContext": own}],
     }
-    answer = server.request("POST", f"/api/v1/namespaces/{namespace}/pods", body)
-    assert answer.status == 201, answer.message
-    return {"name": name, "uid": str(answer.body["metadata"]["uid"])}
+    made = server.make(f"namespaces/{namespace}/pods", "Pod", name, spec=spec)
+    return {"name": name, "uid": str(made["metadata"]["uid"])}
 
 
 def open_to(port: int) -> bool:

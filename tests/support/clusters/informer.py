@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from streambroker_core.board import Action, Board, BoardEvent, Synced, Unreadable
@@ -68,15 +68,7 @@ class _Watched(Board):
 
 
 class Followed:
-    """A broker that is fed.
-
-    Attributes:
-        board: what the feeder has told, taken in.
-        runtime: the one who takes it in.
-        events: all that the feeder has told.
-        steady: uids that are never deleted; whoever of them was shown has to stay.
-        torn: those that did not, with the event that did it.
-    """
+    """A broker that is fed; ``torn`` has those of the ``steady`` uids that went, with the event."""
 
     def __init__(
         self,
@@ -166,15 +158,13 @@ class Followed:
         await self.runtime.feed.load(event)
 
     def _look(self, events: Sequence[BoardEvent]) -> None:
-        shown = _uids(self.board)
+        shown = set(_readable(self.board))
         self.torn += [(uid, events[-1]) for uid in self.steady & self._shown - shown]
         self._shown = shown
 
     # ---- for the test's thread -------------------------------------------
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call something in the feeder's thread."""
-
         async def calling() -> T:
             return function()
 
@@ -185,8 +175,6 @@ class Followed:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def demand(self, what: str) -> None:
-        """Have a list or a sweep of both kinds made at once."""
-
         def demanding() -> None:
             for feed in self.feeder.feeds.values():
                 (feed.relist_needed if what == "relist" else feed.resync_due).set()
@@ -194,11 +182,9 @@ class Followed:
         self.call(demanding)
 
     def health(self) -> FeedHealth:
-        """Return how the feeder is."""
         return self.call(self.feeder.health)
 
     def entries(self) -> dict[str, Entry]:
-        """Return all that the board has, readable or not, by uid."""
         return self.call(lambda: _entries(self.board, self.feeder))
 
     def unlike(self, api: ApiServer, namespaces: Sequence[str]) -> str:
@@ -207,33 +193,25 @@ class Followed:
         if not health.synced:
             return f"not synced: {health}"
         entries = self.entries()
-        wanted = scan(api, namespaces, _accepted(entries))
-        if wanted is None:
+        scanned = scan(api, namespaces, _accepted(entries))
+        if scanned is None:
             return "the server does not say what it holds"
-        if entries != wanted.entries:
-            uids = {*entries, *wanted.entries}
-            pairs = [(entries.get(uid), wanted.entries.get(uid)) for uid in sorted(uids)]
+        wanted, board = scanned
+        if entries != wanted:
+            pairs = [(entries.get(uid), wanted.get(uid)) for uid in sorted({*entries, *wanted})]
             return f"entries {[pair for pair in pairs if pair[0] != pair[1]]}; {health}"
-        views = self.call(lambda: _views(self.board, wanted.board))
-        wanted_views = wanted.board.reader.versions()
+        views, wanted_views = self.call(lambda: _views(self.board, board)), board.reader.versions()
         return "" if views == wanted_views else f"views {views} and not {wanted_views}; {health}"
 
-    def shows(self, api: ApiServer, namespaces: Sequence[str]) -> bool:
-        """Say whether the board is what the server holds."""
-        return not self.unlike(api, namespaces)
-
     def await_scan(self, api: ApiServer, namespaces: Sequence[str], seconds: float = 40.0) -> None:
-        """Wait until the board is what the server holds."""
         try:
-            until(
-                lambda: self.shows(api, namespaces), seconds, "the board shows what the server has"
-            )
+            what = "the board shows what the server has"
+            until(lambda: not self.unlike(api, namespaces), seconds, what)
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.unlike(api, namespaces)}") from error
         assert self.torn == []
 
     def await_synced(self) -> None:
-        """Wait until the feeder has listed both kinds."""
         until(lambda: self.health().synced, _SECONDS, "both kinds are listed")
 
 
@@ -250,16 +228,14 @@ async def _wind_up() -> None:
         await asyncio.sleep(0.005)
 
 
-def _uids(board: Board) -> set[str]:
-    found = {export.uid for export in board.reader.iter_exports()}
-    found |= {import_.uid for import_ in board.reader.iter_imports()}
-    return found | {rule.uid for rule in board.reader.rules}
+def _readable(board: Board) -> dict[str, Entry]:
+    reader = board.reader
+    every = (*reader.iter_exports(), *reader.iter_imports(), *reader.rules)
+    return {one.uid: one for one in every}
 
 
 def _entries(board: Board, feeder: ApiFeeder) -> dict[str, Entry]:
-    found: dict[str, Entry] = {export.uid: export for export in board.reader.iter_exports()}
-    found |= {import_.uid: import_ for import_ in board.reader.iter_imports()}
-    found |= {rule.uid: rule for rule in board.reader.rules}
+    found = _readable(board)
     for kind, feed in feeder.feeds.items():
         for uid in list(feed.cache._objects):
             what = board.reader.unreadable(kind, uid)
@@ -278,19 +254,6 @@ def _views(board: Board, wanted: Board) -> dict[PeKey, str]:
     }
 
 
-@dataclass
-class Scan:
-    """What a server holds.
-
-    Attributes:
-        entries: all that there is, readable or not, by uid.
-        board: filled with it, and with what it says of agents.
-    """
-
-    entries: dict[str, Entry]
-    board: Board
-
-
 def _accepted(entries: Mapping[str, Entry]) -> list[Export | Import | Rule]:
     """Return the generations that run although a newer one is refused.
 
@@ -306,14 +269,8 @@ def _accepted(entries: Mapping[str, Entry]) -> list[Export | Import | Rule]:
 
 def scan(
     api: ApiServer, namespaces: Sequence[str], accepted: Sequence[Export | Import | Rule] = ()
-) -> Scan | None:
-    """Return what a server holds; None while it cannot say.
-
-    Args:
-        api: the server.
-        namespaces: that are read.
-        accepted: generations that were accepted before.
-    """
+) -> tuple[dict[str, Entry], Board] | None:
+    """Return what a server holds, and a board with it; None while it cannot say."""
     bodies: list[tuple[AnyKind, Any]] = []
     for kind, plural in OBJECTS.items():
         for namespace in namespaces:
@@ -336,12 +293,10 @@ def scan(
         listed = tuple((one, 2) for one in found if not isinstance(one, Unreadable))
         unreadable = tuple(replace(one, version=2) for one in found if isinstance(one, Unreadable))
         board.handle(Synced(kind=kind, listed=listed, version=2, unreadable=unreadable))
-    entries |= {export.uid: export for export in board.reader.iter_exports()}
-    entries |= {import_.uid: import_ for import_ in board.reader.iter_imports()}
-    entries |= {rule.uid: rule for rule in board.reader.rules}
+    entries |= _readable(board)
     registrations = Registrations(Objects(HttpApi(Access(server=api.url))), board.reader)
     for kind, body in bodies:
         agent = None if kind == RULE else registrations.observe(body)
         if agent is not None:
             board.handle(agent)
-    return Scan(entries=entries, board=board)
+    return entries, board

@@ -21,16 +21,8 @@ from support.clusters.programs import Program, assets
 from support.processes.waiting import until
 
 _CLUSTER = Path(__file__).parents[2] / "cluster"
-_PROGRAMS = (
-    "etcd",
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-    "kube-proxy",
-    "kubelet",
-    "coredns",
-    "kubectl",
-)
+_KUBE = ("apiserver", "controller-manager", "scheduler", "proxy")
+_PROGRAMS = ("etcd", *(f"kube-{name}" for name in _KUBE), "kubelet", "coredns", "kubectl")
 _NODES = 60
 _BUILD_SECONDS = 1_200.0
 _START_SECONDS = 240.0
@@ -42,14 +34,7 @@ _SPARK_USER = 185
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that runs pods, and how to ask it.
-
-    Attributes:
-        kubeconfig: file of the administrator.
-        kubectl_path: the program.
-        volumes: folder below which a claim's volume is made by hand; None where the cluster
-            makes volumes itself.
-    """
+    """A cluster that runs pods; where there is no folder ``volumes``, it makes volumes itself."""
 
     kubeconfig: Path
     kubectl_path: Path
@@ -68,7 +53,6 @@ class Cluster:
 
     @cached_property
     def url(self) -> str:
-        """Address of the API server."""
         config = json.loads(self.kubectl("config", "view", "--minify", "--output=json"))
         return str(config["clusters"][0]["cluster"]["server"])
 
@@ -87,11 +71,7 @@ class Cluster:
         )
 
     def kubectl(self, *arguments: str, stdin: str = "", **environment: str) -> str:
-        """Run kubectl and return its output.
-
-        Raises:
-            AssertionError: it failed; with what it said.
-        """
+        """Run kubectl and return its output."""
         done = self.run(*arguments, stdin=stdin, **environment)
         assert done.returncode == 0, (arguments, done.stdout, done.stderr)
         return done.stdout
@@ -189,7 +169,6 @@ _READY = '{.items[*].status.conditions[?(@.type=="Ready")].status}'
 
 
 def _free_address() -> tuple[str, str]:
-    """Return name and address of a node that does not run yet."""
     for number in range(_NODES):
         name = f"sbnode{number}"
         if not Path("/sys/class/net", name).exists():

@@ -15,12 +15,7 @@ from support.processes.waiting import until
 
 @dataclass
 class ClusterObjects:
-    """One namespace of an API server.
-
-    Attributes:
-        api: the server; another one of the same etcd does as well.
-        namespace: where.
-    """
+    """One namespace of an API server."""
 
     api: ApiServer
     namespace: str
@@ -38,7 +33,6 @@ class ClusterObjects:
         return until(answer, 30.0, f"{method} {path} is answered")
 
     def path(self, kind: AnyKind, name: str = "") -> str:
-        """Return where an object is, or all of a kind."""
         place = f"{GROUP}/namespaces/{self.namespace}/{OBJECTS[kind]}"
         return f"{place}/{name}" if name else place
 
@@ -58,7 +52,6 @@ class ClusterObjects:
         self.ask("PATCH", self.path(kind, f"{name}/status"), status, content_type=MERGE)
 
     def delete(self, kind: AnyKind, name: str) -> None:
-        """Delete an object, if it is there."""
         answer = self.ask("DELETE", self.path(kind, name))
         assert answer.status in (200, 404), answer
 

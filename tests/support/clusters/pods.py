@@ -86,26 +86,18 @@ def row(number: int) -> Row:
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs feed and alerts on a cluster.
-
-    Attributes:
-        cluster: where they run.
-        folder: a copy of examples/kubernetes, with the programs changed.
-        tls: whether their driver pods are those with TLS.
-    """
+    """The jobs feed and alerts on a cluster."""
 
     cluster: Cluster
     folder: Path
     tls: bool = False
 
     def kubectl(self, *arguments: str, stdin: str = "", **environment: str) -> str:
-        """Run kubectl in the namespace of the jobs."""
         return self.cluster.kubectl(
             f"--namespace={NAMESPACE}", *arguments, stdin=stdin, **environment
         )
 
     def pods(self, job: str) -> list[Any]:
-        """Return the driver pods of a job."""
         labels = f"spark-role=driver,streambroker.io/job={job}"
         found: list[Any] = self.cluster.get(
             "pods", f"--namespace={NAMESPACE}", f"--selector={labels}"
@@ -114,7 +106,8 @@ class Jobs:
 
     def submit(self, job: str, *, sidecar: bool = False) -> None:
         """Run submit.sh; the driver pod is made when it returns."""
-        driver = f"{'tls/' if self.tls else ''}{job}-driver{'-sidecar' if sidecar else ''}.yaml"
+        names = {"DRIVER": f"{job}-driver{'-sidecar' if sidecar else ''}", "EXECUTOR": "executor"}
+        pods = {key: f"{'tls/' if self.tls else ''}{name}.yaml" for key, name in names.items()}
         settings = [
             word for name, value in _SMALL.items() for word in ("--conf", f"{name}={value}")
         ]
@@ -125,12 +118,7 @@ class Jobs:
             text=True,
             timeout=_SUBMIT_SECONDS,
             check=False,
-            env={
-                **self.cluster.environment,
-                "API": self.cluster.url,
-                "DRIVER": driver,
-                "EXECUTOR": f"{'tls/' if self.tls else ''}executor.yaml",
-            },
+            env={**self.cluster.environment, "API": self.cluster.url, **pods},
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -152,7 +140,6 @@ class Jobs:
         return until(running, _START_SECONDS, f"one driver of {job} runs", pause_s=_PAUSE_SECONDS)
 
     def ask(self, job: str, *command: str) -> str:
-        """Run a command in the job's driver."""
         return self.kubectl("exec", self.driver(job), "--", *command)
 
     # ---- rows ----------------------------------------------------------------
@@ -225,14 +212,6 @@ def explained(
 
     Where each change came to hold is not known, only their order: all places are tried at the
     same time.
-
-    Args:
-        rows: what came, in the order of the numbers.
-        filters: None while there was no route.
-        exported: how many rows there were to let through, numbered from 0.
-
-    Returns:
-        Whether they are, and what is wrong.
     """
     came = {each[0]: each for each in rows}
     possible = {0}

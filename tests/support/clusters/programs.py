@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from support.processes.frozen import freeze, thaw
 from support.processes.waiting import until
 
 _CLUSTER = Path(__file__).parents[2] / "cluster"
@@ -57,11 +56,7 @@ class Program:
         self.pid = 0
 
     def start(self, ready: Callable[[], bool], seconds: float = _START_SECONDS) -> None:
-        """Run it and wait until it is ready.
-
-        Raises:
-            AssertionError: it ended, or was not ready in time; with the end of its log.
-        """
+        """Run it and wait until it is ready."""
         assert self._leash is None, "it runs already"
         with self._log.open("ab") as log:
             self._leash = subprocess.Popen(
@@ -91,16 +86,7 @@ class Program:
         return self._leash is None or self._leash.poll() is not None
 
     def stop(self) -> None:
-        """Kill it, if it runs, and wait for its end."""
         if self._leash is None:
             return
         self._leash.communicate()
         self._leash = None
-
-    def pause(self) -> None:
-        """Let it stand still: connections stay open and nothing is answered."""
-        freeze(self.pid)
-
-    def resume(self) -> None:
-        """Let it go on."""
-        thaw(self.pid)

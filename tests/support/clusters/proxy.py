@@ -26,17 +26,11 @@ class Fault:
     """What goes wrong with the next requests of a sort.
 
     Attributes:
-        on: the requests, by what they ask for.
         how: ``refuse`` answers with a status; ``cut`` breaks the answer off; ``hang`` never
             begins one; ``gone`` tells of a 410 inside a watch; ``silent`` begins a watch and
             tells nothing; ``slow`` sends a few bytes at a time; ``stale`` answers a list with
             the first one ever given, though never twice running to one who asks: that would be
             a restore.
-        times: how many requests; each takes one away.
-        status: of a refusal.
-        retry_after: seconds that a refusal asks to wait.
-        after: bytes of an answer before it is cut.
-        plural: of these resources only.
     """
 
     on: tuple[What, ...]
@@ -50,8 +44,6 @@ class Fault:
 
 @dataclass
 class Asked:
-    """One request that came by."""
-
     what: What
     plural: str
     path: str
@@ -59,17 +51,7 @@ class Asked:
 
 
 class KubeProxy:
-    """Forwards to an API server, and does to the answers what the faults say.
-
-    Args:
-        access: the API server and the credentials that the proxy itself needs: none but TLS.
-
-    Attributes:
-        url: where it listens.
-        faults: what is to go wrong, in this order.
-        asked: all requests.
-        down: whether connections are broken off at once, as by a server that is not there.
-    """
+    """Forwards to an API server, and does to the answers what the faults say."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -85,7 +67,6 @@ class KubeProxy:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[KubeProxy]:
-        """Listen, in this loop."""
         app = web.Application()
         app.router.add_get("/{rest:.*}", self._serve)
         runner = web.AppRunner(
@@ -107,7 +88,6 @@ class KubeProxy:
                 await runner.cleanup()
 
     def access(self) -> Access:
-        """Return the way to the server through this proxy."""
         return Access(server=self.url, token=self._access.token, namespace="default")
 
     def release(self) -> None:
@@ -116,7 +96,6 @@ class KubeProxy:
         self._released = asyncio.Event()
 
     def cut_watches(self) -> None:
-        """Break off all watches under way."""
         for watch in self._watches:
             watch.cancel()
 
@@ -211,7 +190,9 @@ class KubeProxy:
                 _abort(source)
         if asked.what in ("list", "marks") and source.status == 200:
             self._behind.discard(_asker(request))
-            self._remember(request, bytes(whole))
+            # Pages behind it are asked for with its own mark, and so are as old as it is.
+            if "continue" not in request.query:
+                self._first.setdefault(_place(request), bytes(whole))
         return answer
 
     async def _send(
@@ -228,11 +209,6 @@ class KubeProxy:
             raise aiohttp.ClientConnectionError
         else:
             await answer.write(data)
-
-    def _remember(self, request: web.Request, body: bytes) -> None:
-        # Pages behind it are asked for with its own mark, and so are as old as it is.
-        if "continue" not in request.query:
-            self._first.setdefault(_place(request), body)
 
 
 def _asked(request: web.Request) -> Asked:

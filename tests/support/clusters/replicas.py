@@ -22,7 +22,7 @@ from streambroker_core.wire.broker import ended_exports as ends
 from streambroker_core.wire.broker.registration import decode_answer
 from streambroker_operator.kubernetes.broker import ClusterBroker, Settings
 from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
-from support.clusters.api_server import GROUP, ApiServer
+from support.clusters.api_server import GROUP, JSON, ApiServer, sent
 from support.clusters.calls import make_account, make_pod, manifest, token_of, true
 from support.processes.forks import CLI, program
 from support.processes.ports import free_port
@@ -33,13 +33,8 @@ _OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def make_key(server: ApiServer, namespace: str) -> None:
-    """Make the Secret that brokers sign with."""
     key = base64.b64encode(secrets.token_bytes(32)).decode()
-    body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "streambroker"}}
-    answer = server.request(
-        "POST", f"/api/v1/namespaces/{namespace}/secrets", {**body, "data": {"key": key}}
-    )
-    assert answer.status == 201, answer.message
+    server.make(f"namespaces/{namespace}/secrets", "Secret", "streambroker", data={"key": key})
 
 
 def kubeconfig(server: ApiServer, folder: Path, namespace: str, token: str | None) -> Path:
@@ -54,12 +49,7 @@ def kubeconfig(server: ApiServer, folder: Path, namespace: str, token: str | Non
 
 
 class Operator:
-    """One replica.
-
-    Attributes:
-        url: of REST.
-        probes: of probes and metrics.
-    """
+    """One replica."""
 
     def __init__(self, command: list[str], environ: Mapping[str, str], log: Path) -> None:
         self._log = log
@@ -82,26 +72,18 @@ class Operator:
         return found is not None
 
     def probe(self, path: str) -> tuple[int, str]:
-        """Ask what the kubelet and Prometheus ask."""
-        try:
-            with _OPEN.open(self.probes + path, timeout=5.0) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as refusal:
-            with refusal:
-                return refusal.code, refusal.read().decode()
+        status, text, _ = sent(_OPEN, self.probes + path, 5.0)
+        return status, text.decode()
 
     @property
     def leads(self) -> bool:
-        """Whether it holds the Lease."""
         return "lease held" in self.probe("/readyz")[1]
 
     def kill(self) -> None:
-        """End it at once."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> None:
-        """End it in order."""
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait(timeout=20.0)
@@ -111,19 +93,11 @@ class Operator:
     ) -> tuple[int, Any, Message]:
         """Send a request below ``/api/subscriptions``, or to ``/api/…``; return what came of it."""
         data = None if body is None else json.dumps(body).encode()
-        sent = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", **headers}
+        given = {"Authorization": f"Bearer {token}", "Content-Type": JSON, **headers}
         where = path if path.startswith("/api/") else f"/api/subscriptions{path}"
-        request = urllib.request.Request(
-            f"{self.url}{where}", data=data, method=method, headers=sent
-        )
-        try:
-            with _OPEN.open(request, timeout=20.0) as answer:
-                text = answer.read()
-                return answer.status, json.loads(text) if text else None, answer.headers
-        except urllib.error.HTTPError as refusal:
-            with refusal:
-                text = refusal.read()
-                return refusal.code, json.loads(text) if text else None, refusal.headers
+        request = urllib.request.Request(self.url + where, data=data, method=method, headers=given)
+        status, text, answered = sent(_OPEN, request, 20.0)
+        return status, json.loads(text) if text else None, answered
 
 
 @contextmanager
@@ -135,16 +109,7 @@ def operator(
     token: str | None = None,
     listens: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Operator]:
-    """Run a replica that watches one namespace, by default as one who may do everything.
-
-    Args:
-        server: of the cluster.
-        folder: for what it writes.
-        namespace: that it watches and has its Lease in.
-        options: of the command.
-        token: that it shows; None for an admin's.
-        listens: takes the address of its probes, before it is ready.
-    """
+    """Run a replica that watches one namespace, by default as one who may do everything."""
     own = folder / secrets.token_hex(4)
     own.mkdir()
     environ = {
@@ -167,8 +132,6 @@ def operator(
 
 
 class _Here(Operator):
-    """A replica in a thread of this process."""
-
     def __init__(self, settings: Settings) -> None:
         self.url = self.probes = ""
         self.listens, self._loop = threading.Event(), asyncio.new_event_loop()
@@ -191,7 +154,6 @@ class _Here(Operator):
         return len(selector.get_map())
 
     def stop(self) -> None:
-        """End it in order."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         self.thread.join(20.0)
         self._loop.close()
@@ -201,14 +163,7 @@ class _Here(Operator):
 def operator_here(
     server: ApiServer, folder: Path, namespace: str, **settings: Any
 ) -> Iterator[Operator]:
-    """Run a replica in this process, for tests that need time to pass faster.
-
-    Args:
-        server: of the cluster.
-        folder: for what it reads.
-        namespace: that it watches and has its Lease in.
-        settings: further ones, of `Settings`.
-    """
+    """Run a replica in this process, for tests that need time to pass faster."""
     access = from_kubeconfig(kubeconfig(server, folder, namespace, None))
     own: dict[str, Any] = {"port": 0, "metrics_port": 0, "drain_s": 0.0}
     own |= {"feeder": "reflector", **settings}
@@ -223,14 +178,7 @@ def operator_here(
 
 
 class SignedAgent:
-    """An agent's requests, from a pod of its job.
-
-    Attributes:
-        token: of the pod.
-        path: of the PE, with its query.
-        version: of the view that it runs.
-        key: of the hints for it.
-    """
+    """An agent's requests, from a pod of its job."""
 
     def __init__(
         self,
@@ -248,30 +196,20 @@ class SignedAgent:
         self._pe, self._query = f"/job/{job}/pe/0", f"?namespace={namespace}"
         self.path = self.at("")
         self.version, self.key = "", b""
-        self._said: dict[str, Any] = {
-            "instance": instance,
-            "location": location,
-        }
+        self._said: dict[str, Any] = {"instance": instance, "location": location}
         if hint is not None:
             self._said["hint"] = hint
 
     def at(self, rest: str) -> str:
-        """Return a path below the PE's, with its query."""
         return f"{self._pe}{rest}{self._query}"
 
     def register(self, broker: Operator) -> None:
-        """Say where it is."""
         status, answer, _ = broker.call(self.token, "PUT", self.path, self._said)
         assert status == 200, answer
         self.key = decode_answer(answer).key
 
     def poll(self, broker: Operator, *ended: str) -> dict[str, Any] | None:
-        """Ask for the view, and run it; None where it is as it was.
-
-        Args:
-            broker: that is asked.
-            ended: exports that it says have ended, by port.
-        """
+        """Ask for the view, and run it; None where it is as it was."""
         sent = {"If-None-Match": f'"{self.version}"'} if self.version else {}
         sent |= {ends.HEADER: ends.encode(ends.make_ended_exports(ended))} if ended else {}
         status, view, headers = broker.call(self.token, "GET", self.path, **sent)
@@ -294,7 +232,6 @@ def declare(api: ApiServer, namespace: str) -> None:
 
 
 def status_of(api: ApiServer, namespace: str, plural: str, name: str) -> dict[str, Any]:
-    """Return what a resource's status says."""
     answer = api.request("GET", f"{GROUP}/namespaces/{namespace}/{plural}/{name}")
     assert answer.status == 200, answer.message
     found: dict[str, Any] = answer.body.get("status") or {}
@@ -302,7 +239,6 @@ def status_of(api: ApiServer, namespace: str, plural: str, name: str) -> dict[st
 
 
 def condition(api: ApiServer, namespace: str, plural: str, name: str, type_: str) -> str | None:
-    """Return the status of a condition; None where it is not there."""
     conditions = status_of(api, namespace, plural, name).get("conditions", [])
     return next((one["status"] for one in conditions if one["type"] == type_), None)
 

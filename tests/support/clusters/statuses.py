@@ -12,7 +12,6 @@ from streambroker_core.board import AgentRegistered, Board, BoardEvent
 from streambroker_core.model import RULE, AnyKind, Kind, PeKey
 from streambroker_core.wire.broker.ended_exports import make_ended_exports
 from streambroker_operator.kubernetes.client.http_api import HttpApi
-from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.client.watch_client import ApiClient, Body
 from streambroker_operator.kubernetes.replicas.agent_reports import EndsReport, ViewReport
 from streambroker_operator.kubernetes.status.events import EventWriter, transition_notes
@@ -103,12 +102,10 @@ async def broker_at(server: ApiServer, namespace: str) -> AsyncIterator[Broker]:
 async def fed_broker_at(
     server: ApiServer, namespace: str, feeder: str = "reflector"
 ) -> AsyncIterator[Broker]:
-    """Run a broker that follows its namespace."""
     async with broker_at(server, namespace) as broker:
-        access = Access(server=server.url, token=server.tokens["admin"], ca_file=str(server.ca))
         make = ReflectorFeeder if feeder == "reflector" else KopfFeeder
         feeding = asyncio.ensure_future(
-            make(ApiClient(access), [namespace], broker.observe).run(broker.deliver)
+            make(ApiClient(server.access()), [namespace], broker.observe).run(broker.deliver)
         )
         try:
             assert await true(lambda: broker.board.reader.synced)

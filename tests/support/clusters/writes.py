@@ -13,11 +13,11 @@ from streambroker_core.model import Export, Import, Kind, PortKey, Resource
 from streambroker_core.wire.manifests.ports import PLURALS, read_manifest
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
 from streambroker_operator.kubernetes.client.http_api import Answer, HttpApi
-from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.client.objects import Objects
 from streambroker_operator.storage.backend import StoredResource
 from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
 from support.clusters.api_server import APPLY, GROUP, ApiServer
+from support.clusters.calls import manifest
 from support.kubernetes.fake_server import Api, Call
 
 KINDS: tuple[Kind, Kind] = ("Export", "Import")
@@ -26,11 +26,7 @@ ALERTS = {"job": "alerts", "port": "trades"}
 
 
 class Meddling(Api):
-    """Calls before whose next writes something else happens.
-
-    Args:
-        calls: the real ones.
-    """
+    """Calls before whose next writes something else happens."""
 
     def __init__(self, calls: HttpApi) -> None:
         self._calls = calls
@@ -47,25 +43,13 @@ class Meddling(Api):
 
 
 class Replica:
-    """A broker's store and board; the board is filled by `look`.
-
-    Args:
-        api: the API server.
-        namespace: where the resources are.
-        user: as whom the broker writes.
-        board: to be filled; a new one by default.
-    """
+    """A broker's store and board; the board is filled by `look`."""
 
     def __init__(
-        self,
-        api: ApiServer,
-        namespace: str,
-        user: str = "admin",
-        board: Board | None = None,
+        self, api: ApiServer, namespace: str, user: str = "admin", board: Board | None = None
     ) -> None:
         self.api, self.namespace = api, namespace
-        access = Access(server=api.url, token=api.tokens[user], ca_file=str(api.ca))
-        self._calls = HttpApi(access)
+        self._calls = HttpApi(api.access(user))
         self.api_calls = Meddling(self._calls)
         self.board = Board() if board is None else board
         self.store = KubernetesStore(Objects(self.api_calls), self.board.reader, secret=b"s" * 32)
@@ -75,11 +59,7 @@ class Replica:
         await self._calls.close()
 
     def look(self, deliver: Callable[[BoardEvent], object] | None = None) -> None:
-        """Bring the board up to date by a list of both kinds.
-
-        Args:
-            deliver: takes the events; the board itself by default.
-        """
+        """Bring the board up to date by a list of both kinds."""
         report = self.board.handle if deliver is None else deliver
         for kind in KINDS:
             answer = self.api.request("GET", f"{GROUP}/namespaces/{self.namespace}/{PLURALS[kind]}")
@@ -121,13 +101,7 @@ class Replica:
 
 
 class Others:
-    """Everybody else who writes to the API server.
-
-    Args:
-        api: the API server.
-        namespace: where the resources are.
-        folder: for manifests.
-    """
+    """Everybody else who writes to the API server."""
 
     def __init__(self, api: ApiServer, namespace: str, folder: Path) -> None:
         self.api, self.namespace = api, namespace
@@ -135,12 +109,9 @@ class Others:
 
     def manifest(self, kind: Kind, spec: Mapping[str, Any]) -> dict[str, Any]:
         """Return a manifest named ``feed`` or ``alerts`` after its job."""
-        return {
-            "apiVersion": "streambroker.io/v1alpha1",
-            "kind": kind,
-            "metadata": {"name": spec["job"], "namespace": self.namespace},
-            "spec": dict(spec),
-        }
+        found = manifest(kind, spec["job"], **spec)
+        found["metadata"]["namespace"] = self.namespace
+        return found
 
     def path(self, kind: Kind, name: str) -> str:
         return f"{GROUP}/namespaces/{self.namespace}/{PLURALS[kind]}/{name}"
@@ -154,7 +125,6 @@ class Others:
         force: bool = False,
         status: int | None = None,
     ) -> Any:
-        """Apply a manifest on the server; return the object, or why not."""
         answer = self.api.request(
             "PATCH",
             f"{self.path(kind, spec['job'])}?fieldManager={manager}&force={str(force).lower()}",

@@ -146,8 +146,6 @@ class _Chunks:
 
 
 class _Served:
-    """An agent and its service in this process."""
-
     def __init__(self, folder: Path, pe: str, recorder: _Recorder) -> None:
         self.pe, self.key = pe, bytes(32)
         folder.mkdir()
@@ -244,15 +242,13 @@ def _publish(home: _Served, alerts: _Served) -> None:
     with in_task("query-1", "run-1", 2, 0):
         staged = [_writer(home).write(iter([wide(0, 1)]))]
     _writer(home).abort([*staged], 2)
-    other: dict[str, Any] = {
-        "query": "query-2",
-        "run": "run-2",
-        "batch": 0,
-        "ddl": DDL,
-        "renewed": None,
-    }
-    home.client.call("publisher.admit", export="trades", **other, arrow=None)
+    _admit(home, "query-2", "run-2", 0, arrow=None)
     home.client.call("publisher.renew", export="trades", query="query-1")
+
+
+def _admit(home: _Served, query: str, run: str, batch: int, **more: Any) -> None:
+    named: dict[str, Any] = {"query": query, "run": run, "batch": batch, "ddl": DDL}
+    home.client.call("publisher.admit", export="trades", **named, renewed=None, **more)
 
 
 def _control(home: _Served, alerts: _Served) -> None:
@@ -267,13 +263,8 @@ def _reader(alerts: _Served, **more: Any) -> StreambrokerStreamReader:
 
 
 def _read(home: _Served, alerts: _Served) -> None:
-    query: dict[str, Any] = {
-        "query": "query-3",
-        "run": "run-3",
-        "exports": [],
-        "frames": ["frame-1"],
-    }
-    alerts.client.call("query.begin", **query, foreign=False)
+    begun: dict[str, Any] = {"query": "query-3", "run": "run-3", "frames": ["frame-1"]}
+    alerts.client.call("query.begin", **begun, exports=[], foreign=False)
     peers = alerts.agent.imports.state.peers
     watched = _Watch(home.location, {EXPORT: {IMPORT: None}})
     peers._watch_once(AgentClient(home.location), watched)
@@ -309,14 +300,9 @@ def _read(home: _Served, alerts: _Served) -> None:
     read = {"export": EXPORT, "stream": stream, "reader": start["reader"]}
     for agent in (None, SHARD):
         alerts.client.call("reader.where", **read, agent=agent)
-    body: dict[str, Any] = {
-        "import": "trades",
-        "session": "other",
-        "start": start,
-        "columns": [],
-        "max_bytes": 1,
-    }
-    alerts.client.call("reader.next", **body, limit=None, wait=0.0, renewals=None)
+    body: dict[str, Any] = {"import": "trades", "session": "other", "start": start, "columns": []}
+    body |= {"max_bytes": 1, "limit": None, "wait": 0.0, "renewals": None}
+    alerts.client.call("reader.next", **body)
     home.agent.shard_agents.reconcile(SHARD)
     alerts.client.call("reader.leave", reader=start["reader"], session="other", timeout=1.0)
     peers.report_leave(home.location, EXPORT, IMPORT, start["reader"])
@@ -327,14 +313,7 @@ def _fill(home: _Served, alerts: _Served) -> None:
     how = Plumbing(filter="n > 3", max_bytes=1)
     small: View = export_view(home, alerts.pe, how)  # type: ignore[arg-type]
     home.agent.routes.apply(with_version(small))
-    batch: dict[str, Any] = {
-        "query": "query-1",
-        "run": "run-1",
-        "batch": 3,
-        "ddl": DDL,
-        "renewed": None,
-    }
-    home.client.call("publisher.admit", export="trades", **batch)
+    _admit(home, "query-1", "run-1", 3)
 
 
 def _reports(alerts: _Served) -> None:

@@ -131,7 +131,6 @@ def shown(data: bytes) -> Any:
 
 
 def table(of: pa.Table | pa.RecordBatch) -> dict[str, Any]:
-    """Return rows of Arrow with their schema."""
     metadata = {k.decode(): v.decode() for k, v in sorted((of.schema.metadata or {}).items())}
     return {
         "schema": columns(of.schema),
@@ -144,13 +143,11 @@ def table(of: pa.Table | pa.RecordBatch) -> dict[str, Any]:
 
 
 def columns(schema: pa.Schema) -> list[str]:
-    """Return the columns of a schema."""
     return [f"{one.name}: {one.type}{'' if one.nullable else ' not null'}" for one in schema]
 
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """Give an empty folder."""
     with tempfile.TemporaryDirectory() as name:
         yield Path(name)
 
@@ -174,18 +171,15 @@ def whole_view() -> view.View:
 
 
 def rule() -> Rule:
-    """Return a rule of a job."""
     spec = {"job": "alerts", "version": 2, "pattern": {"stages": []}, "enable": 3}
     return rules.read_rule_spec(spec, name="spike")
 
 
 def encoded_view() -> dict[str, Any]:
-    """Return a view as it is sent."""
     return view.encode(whole_view())
 
 
 def manifests() -> dict[str, Any]:
-    """Return each kind of resource as it is written."""
     export = export_of(
         "feed/trades", uid="u-1", created=NOW, schema=COLUMNS, allowedNamespaces=["lab"],
         revoked=["lab/alerts"], buffer={"maxBytes": "1Gi", "maxAge": "1h", "waitLimit": "90s"},
@@ -271,7 +265,6 @@ def signed() -> dict[str, Any]:
 
 
 def problems() -> dict[str, Any]:
-    """Return refusals as the broker answers them."""
     try:
         parse("a ==", "subscription")
     except SubscriptionError as error:
@@ -378,11 +371,7 @@ def agent_tables() -> dict[str, Any]:
         store.close()
         schema = _schema(place / "state.sqlite")
     delivery = Delivered(pending={"s": (1, 2, 3, 0, 0, 0, 0)})
-    return {
-        **schema,
-        "rows": kept,
-        "state of a reader": claims.encode_reader(reader, delivery),
-    }
+    return {**schema, "rows": kept, "state of a reader": claims.encode_reader(reader, delivery)}
 
 
 def broker_tables() -> dict[str, Any]:
@@ -429,12 +418,10 @@ def route_file() -> str:
 
 
 def tuple_(**more: Any) -> ControlTuple:
-    """Return a control tuple."""
     return make_logged_tuple("log", 3, type_="Factor", text='{"f":2}', **more)
 
 
 def control_tuples() -> dict[str, Any]:
-    """Return control tuples in each of their forms."""
     timed = tuple_(
         delivery=Delivery.AT_TIME, at=7, target=Target(operator="op", bucket=1, key=("a", 1))
     )
@@ -586,10 +573,7 @@ FIELDS: Mapping[str, Any] = {
 
 def fields() -> dict[str, str]:
     """Return the names of fields that are formats; the types' own names may change."""
-    return {what: " ".join(_fields_of(one)) for what, one in FIELDS.items()}
-
-
-def _fields_of(one: Any) -> list[str]:
-    if dataclasses.is_dataclass(one):
-        return [field.name for field in dataclasses.fields(one)]
-    return list(one._fields)
+    return {
+        what: " ".join(getattr(one, "_fields", None) or [f.name for f in dataclasses.fields(one)])
+        for what, one in FIELDS.items()
+    }

@@ -89,7 +89,11 @@ def openapi() -> Any:
     operations = {
         f"{method.upper()} {path}": {
             "id": item[method]["operationId"],
-            "parameters": [_parameter(whole, one) for one in _parameters(item, method)],
+            "parameters": [
+                _parameter(whole, one)
+                for place in (item, item[method])
+                for one in place.get("parameters", ())
+            ],
             "answers": sorted(item[method]["responses"]),
         }
         for path, item in whole["paths"].items()
@@ -104,10 +108,6 @@ def openapi() -> Any:
     }
 
 
-def _parameters(item: Mapping[str, Any], method: str) -> list[Any]:
-    return [*item.get("parameters", ()), *item[method].get("parameters", ())]
-
-
 def _parameter(whole: Mapping[str, Any], one: Mapping[str, Any]) -> str:
     if "$ref" in one:
         one = whole["components"]["parameters"][one["$ref"].rpartition("/")[2]]
@@ -115,7 +115,6 @@ def _parameter(whole: Mapping[str, Any], one: Mapping[str, Any]) -> str:
 
 
 def rest() -> str:
-    """Return the paths that are served, with their methods."""
     with formats.folder() as place:
         store = BrokerStore(place / "broker.db")
         app = create_app(Runtime(store, HintSender()))
@@ -129,7 +128,6 @@ def rest() -> str:
 
 
 def command_lines() -> str:
-    """Return the options of all commands as their parsers have them, which print help."""
     root = commands._parser()
     return "\n".join([*_command(root), *_command(_agent_parser())]) + "\n"
 
@@ -226,7 +224,8 @@ def api() -> str:
         with suppress(AttributeError, ImportError), _without_deprecations():
             found = _imported(module, name)
             place = known.setdefault(id(found), f"{module}:{name}")
-            if _is_described(found) and place != f"{module}:{name}":
+            described = inspect.isclass(found) or inspect.isfunction(found)
+            if described and place != f"{module}:{name}":
                 lines.append(f"{module}:{name} = {place}")
             else:
                 lines += _described(f"{module}:{name}", found)
@@ -263,10 +262,6 @@ def _imported(module: str, name: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except AttributeError:
         return importlib.import_module(f"{module}.{name}")
-
-
-def _is_described(found: object) -> bool:
-    return inspect.isclass(found) or inspect.isfunction(found)
 
 
 def _described(label: str, found: Any) -> Iterator[str]:
@@ -482,7 +477,6 @@ def spark() -> Any:
 
 
 def conditions() -> Any:
-    """Return the words of conditions and Events."""
     return {what: sorted(words) for what, words in scans.conditions().items()}
 
 

@@ -23,8 +23,6 @@ _DISTRIBUTIONS = ("streambroker", "pe_agent", "streambroker_core", "pyspark_stre
 
 @dataclass(frozen=True)
 class Module:
-    """One file of the sources."""
-
     name: str
     tree: ast.Module
 
@@ -37,7 +35,6 @@ def parsed(path: Path) -> ast.Module:
 
 @cache
 def modules() -> tuple[Module, ...]:
-    """Return every file of the sources, sorted by path."""
     found = []
     for folder in SOURCES:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -49,7 +46,6 @@ def modules() -> tuple[Module, ...]:
 
 @cache
 def nodes() -> tuple[tuple[Module, ast.AST], ...]:
-    """Return every node of every file."""
     return tuple((module, node) for module in modules() for node in ast.walk(module.tree))
 
 
@@ -111,7 +107,6 @@ def _last(node: ast.expr) -> str:
 
 
 def codes() -> set[str]:
-    """Return every error code of the sources."""
     found: set[str] = set()
     for _, node in nodes():
         found |= set(_codes_of(node))
@@ -186,7 +181,6 @@ def _is_environment(node: ast.expr) -> bool:
 
 
 def loggers() -> set[str]:
-    """Return the names of all loggers."""
     found: set[str] = set()
     for module, node in nodes():
         if isinstance(node, ast.Call) and _called(node) == "getLogger":

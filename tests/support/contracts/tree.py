@@ -128,7 +128,6 @@ def exceptions() -> dict[str, list[str]]:
 
 
 def main() -> int:
-    """Print what the rules exclude, or store it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="store what is left")
     lines = []

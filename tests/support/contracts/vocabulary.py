@@ -38,15 +38,7 @@ _QUOTED = re.compile(r"``[^`]*``|`[^`]*`")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a word to avoid occurs.
-
-    Attributes:
-        package: `core`, `operator` or `pe_agent`.
-        kind: `identifiers`, `docstrings` or `messages`.
-        word: the word to avoid, in the form of the vocabulary.
-        file: path from the root of the project.
-        line: line of the statement.
-    """
+    """Where a word to avoid occurs."""
 
     package: str
     kind: str
@@ -63,11 +55,8 @@ def read() -> Any:
 @cache
 def avoided() -> dict[str, str]:
     """Return each form of each word to avoid, with the form under which it is counted."""
-    forms: dict[str, str] = {}
-    for word, entry in read()["avoid"].items():
-        for form in (word, *entry.get("forms", ())):
-            forms[form] = word
-    return forms
+    known = read()["avoid"].items()
+    return {form: word for word, entry in known for form in (word, *entry.get("forms", ()))}
 
 
 def _texts(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
@@ -98,7 +87,6 @@ def _identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def places_in(package: str, file: str, tree: ast.Module) -> Iterator[Place]:
-    """Yield each place of a file where a word to avoid occurs."""
     forms = avoided()
     for line, name in _identifiers(tree):
         for part in _PARTS.findall(name):
@@ -111,7 +99,6 @@ def places_in(package: str, file: str, tree: ast.Module) -> Iterator[Place]:
 
 
 def places() -> Iterator[Place]:
-    """Yield each place where a word to avoid occurs."""
     for package, folder in PACKAGES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield from places_in(package, str(path.relative_to(ROOT)), scans.parsed(path))
@@ -136,19 +123,6 @@ def risen(stored: dict[str, dict[str, int]], found: dict[str, dict[str, int]]) -
     return lines
 
 
-def density() -> float:
-    """Return how many of 10,000 words in docstrings are words to avoid."""
-    forms, all_words, avoided_words = avoided(), 0, 0
-    for folder in PACKAGES.values():
-        for path in (ROOT / folder).rglob("*.py"):
-            for kind, _, text in _texts(scans.parsed(path)):
-                if kind == "docstrings":
-                    words = _WORDS.findall(text)
-                    all_words += len(words)
-                    avoided_words += sum(word.lower() in forms for word in words)
-    return 10_000 * avoided_words / all_words
-
-
 def _write(counts: dict[str, dict[str, int]]) -> None:
     head, _, _ = FILE.read_text().partition("\n[counts")
     lines = [head.rstrip("\n"), ""]
@@ -160,7 +134,6 @@ def _write(counts: dict[str, dict[str, int]]) -> None:
 
 
 def main() -> int:
-    """Print the words that are left, or store lower counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="store the counts, if none rises")
     options = parser.parse_args()
@@ -168,7 +141,6 @@ def main() -> int:
     if not options.write:
         for place in places():
             sys.stdout.write(f"{place.file}:{place.line}: {place.word} ({place.kind})\n")
-        sys.stdout.write(f"{density():.1f} of 10,000 words in docstrings\n")
         return 0
     stored = read().get("counts")
     problems = risen(stored, counts) if stored else []

@@ -20,10 +20,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from pe_agent.datasource.schemas import as_arrow_schema
 from pe_agent.filters import compile_filter
 from streambroker_core.errors import ExpressionError, StreambrokerError
 from streambroker_core.expression import check_filter, parse
-from streambroker_core.model.schema import Column, Schema
+from streambroker_core.model.schema import Column, Schema, to_ddl
 from streambroker_core.model.topics import is_valid_pattern, is_valid_topic, topic_matches
 from support.patterns import cases as pattern_cases
 
@@ -38,20 +39,9 @@ _SPARK = {
     "int32": "int",
     "int64": "bigint",
 }
-_ARROW = {
-    "string": pa.string(),
-    "double": pa.float64(),
-    "float": pa.float32(),
-    "boolean": pa.bool_(),
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-}
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    """Return the cases of a file."""
     cases: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     return cases
 
@@ -90,25 +80,15 @@ def schema_of(case: dict[str, Any]) -> Schema:
 
 def batch_of(row: dict[str, Any], schema: Schema) -> pa.RecordBatch:
     """Return a batch of one row; columns without a value are null."""
-    fields = [pa.field(column.name, _arrow_type(column.type)) for column in schema]
-    arrays = [pa.array([row.get(field.name)], field.type) for field in fields]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else _no_columns()
-
-
-def _no_columns() -> pa.RecordBatch:
-    return pa.RecordBatch.from_struct_array(pa.array([{}], pa.struct([])))
+    if not schema:
+        return pa.RecordBatch.from_struct_array(pa.array([{}], pa.struct([])))
+    return pa.RecordBatch.from_pylist([row], schema=as_arrow_schema(to_ddl(schema)))
 
 
 def _spark_type(name: str) -> str:
     if name.startswith(("list<", "array<")):
         return f"array<{_spark_type(name[name.index('<') + 1 : -1])}>"
     return _SPARK.get(name, name)
-
-
-def _arrow_type(name: str) -> pa.DataType:
-    if name.startswith("array<"):
-        return pa.list_(_arrow_type(name[6:-1]))
-    return _ARROW[name]
 
 
 def _type_of(value: Any) -> str:
@@ -122,10 +102,6 @@ def _type_of(value: Any) -> str:
     return "double" if isinstance(value, float) else "string"
 
 
-def _run_subscription(case: dict[str, Any]) -> object:
-    return parse(case["expression"]).matches(case.get("properties") or {})
-
-
 def _run_filter(case: dict[str, Any]) -> object:
     expression = parse(case["expression"], "filter")
     schema = schema_of(case)
@@ -134,11 +110,6 @@ def _run_filter(case: dict[str, Any]) -> object:
     scalar = expression.matches(batch.to_pylist()[0])
     (mask,) = compile_filter(expression, schema).mask(batch).to_pylist()
     return scalar if scalar == mask else f"evaluator {scalar}, mask {mask}"
-
-
-def _run_parse_subscription(case: dict[str, Any]) -> object:
-    parse(case["expression"])
-    return True
 
 
 def _run_parse_filter(case: dict[str, Any]) -> object:
@@ -158,22 +129,14 @@ def _run_topic(case: dict[str, Any]) -> object:
     return answer if answer == asked else f"function {answer}, expression {asked}"
 
 
-def _run_topic_name(case: dict[str, Any]) -> object:
-    return is_valid_topic(case["expression"]) or ERROR
-
-
-def _run_topic_filter(case: dict[str, Any]) -> object:
-    return is_valid_pattern(case["expression"]) or ERROR
-
-
 _RUNNERS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "subscription": _run_subscription,
+    "subscription": lambda case: parse(case["expression"]).matches(case.get("properties") or {}),
     "filter": _run_filter,
-    "parse-subscription": _run_parse_subscription,
+    "parse-subscription": lambda case: parse(case["expression"]) is not None,
     "parse-filter": _run_parse_filter,
     "topic": _run_topic,
-    "topic-name": _run_topic_name,
-    "topic-filter": _run_topic_filter,
+    "topic-name": lambda case: is_valid_topic(case["expression"]) or ERROR,
+    "topic-filter": lambda case: is_valid_pattern(case["expression"]) or ERROR,
 }
 
 
@@ -192,7 +155,6 @@ def failure(case: dict[str, Any]) -> str | None:
 
 
 def main(paths: list[str]) -> int:
-    """Run the files and return the exit status."""
     cases = [case for path in paths for case in counted(load(Path(path)))]
     known = [case for case in cases if supported(case)]
     failures = [problem for problem in map(failure, known) if problem]

@@ -12,9 +12,6 @@ def drift(series: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
     The slope is the median of those between all pairs (Theil 1950, Sen 1968): looks at a process
     that was just started do not move it.
-
-    Args:
-        series: (seconds, value), at least two, in the order of time.
     """
     slopes = [(v - u) / (t - s) for (s, u), (t, v) in combinations(series, 2) if t > s]
     seconds = series[-1][0] - series[0][0]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from pe_agent.datasource.schemas import as_arrow_schema
 from streambroker_core.errors import FilterTypeError
 from streambroker_core.expression import Expression, check_filter, tree
-from streambroker_core.model.schema import Schema, parse_ddl
+from streambroker_core.model.schema import Schema, parse_ddl, to_ddl
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 BITS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64, "j64": 64}
@@ -19,28 +21,7 @@ SCHEMA: Schema = parse_ddl(
     "s STRING, t STRING, topic STRING, b BOOLEAN, c BOOLEAN, "
     "il ARRAY<BIGINT>, kl ARRAY<TINYINT>, fl ARRAY<DOUBLE>, sl ARRAY<STRING>, bl ARRAY<BOOLEAN>"
 )
-ARROW = pa.schema(
-    {
-        "i8": pa.int8(),
-        "i16": pa.int16(),
-        "i32": pa.int32(),
-        "i64": pa.int64(),
-        "j64": pa.int64(),
-        "f32": pa.float32(),
-        "f64": pa.float64(),
-        "g64": pa.float64(),
-        "s": pa.string(),
-        "t": pa.string(),
-        "topic": pa.string(),
-        "b": pa.bool_(),
-        "c": pa.bool_(),
-        "il": pa.list_(pa.int64()),
-        "kl": pa.list_(pa.int8()),
-        "fl": pa.list_(pa.float64()),
-        "sl": pa.list_(pa.string()),
-        "bl": pa.list_(pa.bool_()),
-    }
-)
+ARROW = as_arrow_schema(to_ddl(SCHEMA))
 
 _EDGES = [0, 1, -1, 2, 3, 7, 63, 64, 2**53, 2**53 + 1, -(2**53) - 1, 2**62, INT64_MAX - 1]
 int64s = st.sampled_from([*_EDGES, INT64_MAX, INT64_MIN, INT64_MIN + 1]) | st.integers(
@@ -59,20 +40,12 @@ topic_filters = st.sampled_from(
 )
 
 
-def conjunction(items: Sequence[tree.Predicate]) -> tree.Predicate:
-    """Join with ``&&``, as flat as the parser does."""
+def joined(kind: type[tree.And | tree.Or], items: Sequence[tree.Predicate]) -> tree.Predicate:
+    """Join with ``&&`` or ``||``, as flat as the parser does."""
     flat: list[tree.Predicate] = []
     for item in items:
-        flat.extend(item.items if isinstance(item, tree.And) else [item])
-    return tree.And(tuple(flat)) if len(flat) > 1 else flat[0]
-
-
-def disjunction(items: Sequence[tree.Predicate]) -> tree.Predicate:
-    """Join with ``||``, as flat as the parser does."""
-    flat: list[tree.Predicate] = []
-    for item in items:
-        flat.extend(item.items if isinstance(item, tree.Or) else [item])
-    return tree.Or(tuple(flat)) if len(flat) > 1 else flat[0]
+        flat.extend(item.items if isinstance(item, kind) else [item])
+    return kind(tuple(flat)) if len(flat) > 1 else flat[0]
 
 
 def negated(operand: tree.Operand) -> tree.Operand:
@@ -102,8 +75,8 @@ def predicates(leaves: st.SearchStrategy[tree.Predicate]) -> st.SearchStrategy[t
         leaves,
         lambda inner: (
             inner.map(tree.Not)
-            | st.lists(inner, min_size=2, max_size=3).map(conjunction)
-            | st.lists(inner, min_size=2, max_size=3).map(disjunction)
+            | st.lists(inner, min_size=2, max_size=3).map(partial(joined, tree.And))
+            | st.lists(inner, min_size=2, max_size=3).map(partial(joined, tree.Or))
         ),
         max_leaves=5,
     )
@@ -241,7 +214,10 @@ typed_atoms: st.SearchStrategy[tree.Predicate] = st.one_of(
     st.builds(tree.Membership, _boolean_columns, _boolean_lists),
     st.builds(
         tree.Membership,
-        _fitting(8) | _integer_columns | _float_columns | _integers.filter(lambda n: not _lit(n)),
+        _fitting(8)
+        | _integer_columns
+        | _float_columns
+        | _integers.filter(lambda node: not isinstance(node, tree.LITERALS)),
         st.sampled_from(["il", "kl"]).map(tree.Name),
     ),
     st.builds(tree.Membership, _integers | _floats, st.just(tree.Name("fl"))),
@@ -260,10 +236,6 @@ typed_atoms: st.SearchStrategy[tree.Predicate] = st.one_of(
     _boolean_columns,
     _booleans,
 )
-
-
-def _lit(node: tree.Operand) -> bool:
-    return isinstance(node, tree.LITERALS)
 
 
 def _fits(expression: Expression) -> bool:
@@ -314,5 +286,4 @@ rows: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 
 
 def batch_of(values: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-    """Return a batch of rows of SCHEMA."""
     return pa.RecordBatch.from_pylist(list(values), schema=ARROW)

@@ -53,27 +53,13 @@ def put(
         )
 
 
-def ask(
-    positions: Mapping[str, int] | None = None,
-    *,
-    reader: str = "r",
-    import_: str = IMPORT,
-    policy: str = "wait",
-    start: str = "earliest",
-    **more: Any,
-) -> PlanRequest:
-    return PlanRequest(
-        reader=reader,
-        import_=import_,
-        policy=policy,
-        start=start,
-        positions=positions or {},
-        **more,
-    )
+def ask(positions: Mapping[str, int] | None = None, **more: Any) -> PlanRequest:
+    """Return the request of reader ``r`` of `IMPORT`, from the earliest, unless given otherwise."""
+    usual: dict[str, Any] = {"reader": "r", "import_": IMPORT, "policy": "wait"}
+    return PlanRequest(positions=positions or {}, **{**usual, "start": "earliest", **more})
 
 
 def planned(answer: Plan) -> dict[str, tuple[int, int]]:
-    """Return what an answer pins, by stream."""
     return {p.stream: (p.from_, p.next) for p in answer.planned}
 
 

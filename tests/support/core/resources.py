@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from streambroker_core.board import Board, BoardReader, Synced
 from streambroker_core.model import Export, Import, PeKey, PortKey, Resource, kind_of
@@ -33,8 +33,7 @@ def export_of(
     if "streamId" not in spec:
         spec.setdefault("properties", {"kind": "trade"})
     found = read_spec("Export", spec, key=port(where))
-    assert isinstance(found, Export)
-    return replace(found, uid=uid or f"x-{where}", created=created)
+    return cast(Export, replace(found, uid=uid or f"x-{where}", created=created))
 
 
 def import_of(
@@ -44,19 +43,16 @@ def import_of(
     if "streams" not in spec:
         spec.setdefault("subscription", 'kind == "trade"')
     found = read_spec("Import", spec, key=port(where))
-    assert isinstance(found, Import)
-    return replace(found, uid=uid or f"i-{where}", created=created)
+    return cast(Import, replace(found, uid=uid or f"i-{where}", created=created))
 
 
 def registration(
     location: str = "grpc+tcp://127.0.0.1:4711", hint: str | None = "127.0.0.1:9"
 ) -> Registration:
-    """Return what an agent says of itself."""
     return Registration(instance="0123456789abcdef", location=location, hint=hint)
 
 
 def board_of(*resources: Resource, version: int = 10) -> Board:
-    """Return a board that was filled by lists."""
     board = Board()
     exports = tuple((r, version) for r in resources if isinstance(r, Export))
     imports = tuple((r, version) for r in resources if isinstance(r, Import))

@@ -43,68 +43,43 @@ class Translation:
                 return f"({node.name} IS NOT NULL)"
             case tree.StringTest():
                 function = node.function.lower()
-                return f"{function}({self.operand(node.subject)}, {_text(node.text)})"
+                return f"{function}({self.operand(node.subject)[0]}, {_text(node.text)})"
             case tree.Topic():
                 return f"({tree.TOPIC_PROPERTY} RLIKE {_text(_topic_pattern(node.filter))})"
             case _:
-                return self.operand(node)
+                return self.operand(node)[0]
 
-    def operand(self, node: tree.Operand) -> str:
-        """Return a value: BIGINT, DOUBLE, STRING or BOOLEAN."""
+    def operand(self, node: tree.Operand) -> tuple[str, str]:
+        """Return a value as BIGINT, DOUBLE, STRING or BOOLEAN, and its kind as in `ColumnType`."""
         match node:
             case tree.Integer():
-                return f"CAST('{node.value}' AS BIGINT)"
+                return f"CAST('{node.value}' AS BIGINT)", "integer"
             case tree.Float():
-                return f"CAST('{node.value!r}' AS DOUBLE)"
+                return f"CAST('{node.value!r}' AS DOUBLE)", "float"
             case tree.Text():
-                return _text(node.value)
+                return _text(node.value), "string"
             case tree.Boolean():
-                return str(node.value).upper()
+                return str(node.value).upper(), "boolean"
             case tree.Name():
                 return _widened(node.name, self._types[node.name])
             case tree.Subscript():
-                return self._element(node)
+                index = str(node.index) if node.index <= INT_MAX else "CAST(NULL AS INT)"
+                return _widened(f"get({node.name}, {index})", _element_type(self._types[node.name]))
             case tree.Negate():
-                inner = self.operand(node.operand)
-                whole = self.kind(node.operand) == "integer"
-                return f"try_subtract(0L, {inner})" if whole else f"(-({inner}))"
+                inner, kind = self.operand(node.operand)
+                return f"try_subtract(0L, {inner})" if kind == "integer" else f"(-({inner}))", kind
             case tree.Invert():
-                return f"(~({self.operand(node.operand)}))"
+                return f"(~({self.operand(node.operand)[0]}))", "integer"
             case tree.Arithmetic():
                 return self._arithmetic(node)
 
-    def kind(self, node: tree.Operand) -> str:
-        """Return the kind of an operand, as `ColumnType` names it."""
-        match node:
-            case tree.Integer() | tree.Invert():
-                return "integer"
-            case tree.Float():
-                return "float"
-            case tree.Text():
-                return "string"
-            case tree.Boolean():
-                return "boolean"
-            case tree.Name():
-                return self._types[node.name].kind
-            case tree.Subscript():
-                return _element_type(self._types[node.name]).kind
-            case tree.Negate():
-                return self.kind(node.operand)
-            case tree.Arithmetic():
-                sides = {self.kind(node.left), self.kind(node.right)}
-                return "integer" if sides == {"integer"} else "float"
-
-    def _element(self, node: tree.Subscript) -> str:
-        index = str(node.index) if node.index <= INT_MAX else "CAST(NULL AS INT)"
-        element = _element_type(self._types[node.name])
-        return _widened(f"get({node.name}, {index})", element)
-
     def _comparison(self, op: str, left: tree.Operand, right: tree.Operand) -> str:
-        self._refuse_rounding(left, right)
-        return self._compared(op, self.operand(left), self.operand(right), self._real(left, right))
-
-    def _real(self, left: tree.Operand, right: tree.Operand) -> bool:
-        return "float" in (self.kind(left), self.kind(right))
+        sides = {left: self.operand(left), right: self.operand(right)}
+        real = any(kind == "float" for _, kind in sides.values())
+        for side, (_, kind) in sides.items():
+            if real and kind == "integer" and not self._is_exact(side):
+                raise NotTheSame(f"{side} may be rounded")
+        return self._compared(op, sides[left][0], sides[right][0], real)
 
     @staticmethod
     def _compared(op: str, left: str, right: str, real: bool) -> str:
@@ -116,13 +91,6 @@ class Translation:
             f"CASE WHEN {left} IS NULL OR {right} IS NULL THEN NULL "
             f"WHEN {nan} THEN {op == '!='} ELSE {plain} END"
         )
-
-    def _refuse_rounding(self, left: tree.Operand, right: tree.Operand) -> None:
-        if not self._real(left, right):
-            return
-        for side in (left, right):
-            if self.kind(side) == "integer" and not self._is_exact(side):
-                raise NotTheSame(f"{side} may be rounded")
 
     def _is_exact(self, node: tree.Operand) -> bool:
         match node:
@@ -140,24 +108,23 @@ class Translation:
             parts = [self._comparison("==", node.item, item) for item in node.container.items]
             return f"({' OR '.join(parts)})"
         element = _element_type(self._types[node.container.name])
-        kinds = {element.kind, self.kind(node.item)}
+        item, kind = self.operand(node.item)
+        kinds = {element.kind, kind}
         if kinds == {"integer", "float"} and not (
             self._is_exact(node.item) or (element.kind == "integer" and element.high <= EXACT)
         ):
             raise NotTheSame(f"{node} may be rounded")
-        item = self.operand(node.item)
-        equal = self._compared("==", _widened("e", element), item, "float" in kinds)
+        equal = self._compared("==", _widened("e", element)[0], item, "float" in kinds)
         found = f"exists({node.container.name}, e -> {equal})"
         return f"CASE WHEN {item} IS NULL THEN NULL ELSE {found} END"
 
-    def _arithmetic(self, node: tree.Arithmetic) -> str:
-        left, right = self.operand(node.left), self.operand(node.right)
-        if self.kind(node) == "integer":
-            return _integers(node.op, left, right)
+    def _arithmetic(self, node: tree.Arithmetic) -> tuple[str, str]:
+        (left, kind), (right, other) = self.operand(node.left), self.operand(node.right)
+        if kind == other == "integer":
+            return _integers(node.op, left, right), "integer"
         left, right = f"CAST({left} AS DOUBLE)", f"CAST({right} AS DOUBLE)"
-        return (
-            f"({left} / nullif({right}, 0D))" if node.op == "/" else f"({left} {node.op} {right})"
-        )
+        divisor = f"nullif({right}, 0D)" if node.op == "/" else right
+        return f"({left} {node.op} {divisor})", "float"
 
 
 def _element_type(wanted: ColumnType) -> ColumnType:
@@ -166,10 +133,9 @@ def _element_type(wanted: ColumnType) -> ColumnType:
     return wanted.element
 
 
-def _widened(text: str, wanted: ColumnType) -> str:
-    if wanted.kind == "integer":
-        return f"CAST({text} AS BIGINT)"
-    return f"CAST({text} AS DOUBLE)" if wanted.kind == "float" else text
+def _widened(text: str, wanted: ColumnType) -> tuple[str, str]:
+    wide = {"integer": f"CAST({text} AS BIGINT)", "float": f"CAST({text} AS DOUBLE)"}
+    return wide.get(wanted.kind, text), wanted.kind
 
 
 def _integers(op: str, left: str, right: str) -> str:

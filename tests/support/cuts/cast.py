@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.offset import Offset, ranges
 from support.agents.agents import AgentProcess
 from support.cuts import points as cut_points
 from support.cuts import queries
@@ -85,16 +84,7 @@ class Role:
 
 
 class Cast:
-    """The processes that stay over many rows.
-
-    Args:
-        folder: for all files.
-        secured: whose certificate both agents show; None for no TLS.
-
-    Attributes:
-        rows: how many it has played.
-        failed: the last one did not come to its good end.
-    """
+    """The processes that stay over many rows."""
 
     def __init__(self, folder: Path, secured: Authority | None = None) -> None:
         self.folder, self.secured = folder, secured
@@ -130,6 +120,16 @@ class Cast:
         self.exporter.kill()
         self.importer.kill()
         self.broker.end()
+
+    def roles(self, port: str, **plan: Any) -> tuple[Role, Role]:
+        """Return the exporting and the importing query of a port, in a folder of its own."""
+        folder = self.folder / port
+        folder.mkdir()
+        plan |= {"port": port, "folder": str(folder)}
+        plan["ca"] = str(self.secured.ca) if self.secured else None
+        for name, agent in (("exporter", self.exporter), ("importer", self.importer)):
+            plan[name] = [agent.location, agent.address["token"]]
+        return Role("exporting", plan), Role("importing", plan)
 
     def declare(self, port: str, *, policy: str, buffer: Mapping[str, str], filter_: str) -> None:
         """Declare an export and an import of it, both with the name of the port."""
@@ -188,11 +188,6 @@ class Play:
     """One row of the table: two queries over one port, and one process that is killed.
 
     Args:
-        cast: who plays.
-        step: where it is killed.
-        victim: who.
-        batches: of the exporting query.
-        reading: options of the importing query.
         fails: ``[what, batch]``: what goes wrong by itself at the exporter, once.
         stragglers: a second attempt of a task comes after each batch is published.
     """
@@ -215,21 +210,10 @@ class Play:
         self.port = f"row-{cast.rows}"
         cast.rows, cast.failed = cast.rows + 1, True
         self.folder = cast.folder / self.port
-        self.folder.mkdir()
-        plan = {
-            "port": self.port,
-            "folder": str(self.folder),
-            "batches": batches,
-            "reading": dict(reading or {}),
-            "fails": fails,
-            "stragglers": stragglers,
-            "pauses": self.policy == "drop",
-            "exporter": [cast.exporter.location, cast.exporter.address["token"]],
-            "ca": str(cast.secured.ca) if cast.secured else None,
-            "importer": [cast.importer.location, cast.importer.address["token"]],
-        }
-        self.exporting = Role("exporting", plan)
-        self.importing = Role("importing", plan)
+        self.exporting, self.importing = cast.roles(
+            self.port, batches=batches, reading=dict(reading or {}), fails=fails,
+            stragglers=stragglers, pauses=self.policy == "drop",
+        )  # fmt: skip
         self.step, self.cut = step, Cut(cast.cuts, step)
         self.killed = False
 
@@ -258,7 +242,6 @@ class Play:
         self._tend()
 
     def _tend(self) -> None:
-        """Start again who has ended."""
         self.cast.tend()
         if self.exporting.lives or self._may_publish():
             self.exporting.tend()
@@ -319,13 +302,8 @@ class Play:
 
     def planned(self, log: str = "offsets") -> list[tuple[str, int, int]]:
         """Return stream, first and next epoch of all batches in one of the importer's logs."""
-        entries = queries.Checkpoint(self.folder / "importing")
-        found, start = [], Offset()
-        for batch in range(entries.last(log) + 1):
-            end = Offset.decode(entries.read("offsets", batch))
-            found += [(s, first, next_) for s, (first, next_) in ranges(start, end).items()]
-            start = end
-        return found
+        entries = queries.Checkpoint(self.folder / "importing").batches(log)
+        return [(s, *epochs) for _, read in entries for s, epochs in read.items()]
 
     def expected(self) -> Counter[Found]:
         """Return the rows that the fed batches say, each in the epoch of its batch."""
@@ -368,10 +346,9 @@ class Play:
     def check_lives(self, failing: int = 0) -> None:
         """No query failed but the one that was killed, and as often as failures were asked for."""
         lives = (self.exporting.lives, self.importing.lives)
-        assert lives == (
-            1 + (self.victim == FEED_DRIVER) + failing,
-            1 + (self.victim == DRIVER),
-        ), self._story()
+        assert lives == (1 + (self.victim == FEED_DRIVER) + failing, 1 + (self.victim == DRIVER)), (
+            self._story()
+        )
 
     def passed(self) -> None:
         """All is as it should be: the cast can play on."""

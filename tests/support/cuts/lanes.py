@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pe_agent.transport.broker_client import BrokerClient
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.offset import Offset, ranges
 from support.cuts import queries
-from support.cuts.cast import Cast, Role
+from support.cuts.cast import Cast
 from support.spark.feeds import Row, row
 
 FILTERS: Mapping[str, Callable[[Row], bool]] = {
@@ -28,9 +27,6 @@ class Nature:
     """How a lane is.
 
     Attributes:
-        name: its port.
-        policy: of the export.
-        max_bytes: of the export's log.
         pace: seconds between two batches of the exporting query.
         slow: seconds that the importing query stands still after each batch.
     """
@@ -43,47 +39,25 @@ class Nature:
 
 
 class Lane:
-    """One exporting and one importing query.
-
-    Args:
-        cast: the agents and the broker.
-        nature: how it is.
-    """
+    """One exporting and one importing query."""
 
     def __init__(self, cast: Cast, nature: Nature) -> None:
         self.cast, self.nature, self.port = cast, nature, nature.name
         self.folder = cast.folder / self.port
-        self.folder.mkdir()
-        plan: dict[str, Any] = {
-            "port": self.port,
-            "folder": str(self.folder),
-            "batches": FOR_EVER,
-            "reading": {"maxBytesPerBatch": "20000"},
-            "stragglers": False,
-            "pauses": False,
-            "pace": nature.pace,
-            "slow": nature.slow,
-            "exporter": [cast.exporter.location, cast.exporter.address["token"]],
-            "importer": [cast.importer.location, cast.importer.address["token"]],
-            "ca": None,
-        }
-        self.exporting, self.importing = Role("exporting", plan), Role("importing", plan)
+        self.importing_log = self.folder / "importing"
+        self.exporting, self.importing = cast.roles(
+            self.port, batches=FOR_EVER, pace=nature.pace, slow=nature.slow,
+            reading={"maxBytesPerBatch": "20000"},
+        )  # fmt: skip
         cast.declare(
             self.port, policy=nature.policy, buffer={"maxBytes": nature.max_bytes}, filter_=_first()
         )
 
-    @property
-    def queries(self) -> tuple[Role, Role]:
-        """Both."""
-        return self.exporting, self.importing
-
     def tend(self) -> None:
-        """Start again whichever query has ended."""
         self.exporting.tend()
         self.importing.tend()
 
     def let_filter(self, text: str) -> None:
-        """Change the import's filter."""
         BrokerClient(self.cast.broker.url, "default").request(
             "PUT", f"/job/alerts/pe/0/import/{self.port}/filter", {"filter": text}
         )
@@ -99,16 +73,7 @@ class Lane:
 
     # -- the end -----------------------------------------------------------------------------
 
-    def let_end(self) -> None:
-        """Let the exporting query end after its batch."""
-        (self.folder / "enough").touch()
-
-    def let_stop(self) -> None:
-        """Let the importing query end after its batch."""
-        (self.folder / "stop").touch()
-
     def published(self) -> int:
-        """Return how many batches the exporting query has committed."""
         return queries.Checkpoint(self.folder / "exporting").last("commits") + 1
 
     def through(self) -> bool:
@@ -122,7 +87,7 @@ class Lane:
 
     def figures(self) -> dict[str, Any] | None:
         """Return the reader's figures at the exporter; None while nobody answers."""
-        log = queries.Checkpoint(self.folder / "importing")
+        log = queries.Checkpoint(self.importing_log)
         last = log.read("offsets", log.last("offsets"))
         try:
             return self.cast.exporter.reader_status(last["reader"], self.port) if last else None
@@ -131,27 +96,15 @@ class Lane:
 
     # -- what came of it -----------------------------------------------------------------------
 
-    def _batches(self) -> Iterator[tuple[int, Offset, dict[str, tuple[int, int]]]]:
-        log = queries.Checkpoint(self.folder / "importing")
-        start = Offset()
-        for number in range(log.last("commits") + 1):
-            end = Offset.decode(log.read("offsets", number))
-            yield number, end, ranges(start, end)
-            start = end
-
     def check(self) -> dict[str, Any]:
-        """Compare row by row; return the counts.
-
-        Raises:
-            AssertionError: a row is missing, there twice, or counted wrongly.
-        """
+        """Compare row by row; return the counts."""
         figures = self.figures()
         assert figures is not None, self.port
         reached, delivered, lost, batches = 0, 0, 0, 0
         before: int | None = None  # epochs that a full log had dropped before the first read
         counted = 0  # how many of them the reader counts: all, if it was known before they went
         pinned: Counter[str] = Counter()
-        for number, end, read in self._batches():
+        for number, (end, read) in enumerate(queries.Checkpoint(self.importing_log).batches()):
             wanted: Counter[tuple[Any, ...]] = Counter()
             for stream, (first, next_) in read.items():
                 if before is None:

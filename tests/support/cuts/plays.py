@@ -75,12 +75,6 @@ class Away(Opened):
 
     By then its lease has ended, so that it is away and not only slow. Nothing is published before
     it has opened the export: it can miss only what it was waited for.
-
-    Args:
-        cast: who plays.
-        step: where the importer is killed.
-        victim: that of the importer's processes which is at the step.
-        grace: how long the exporter keeps what the importer has not read.
     """
 
     def __init__(self, cast: Cast, step: str, victim: str, grace: str = "10m") -> None:
@@ -110,11 +104,7 @@ class Away(Opened):
 
 
 class Lost(Away):
-    """The same, but the exporter waits for no longer than grace; ends with the importer's failure.
-
-    Attributes:
-        failure: of the importing query.
-    """
+    """The same, but the exporter waits only for its grace; ends with the importer's failure."""
 
     failure = ""
 
@@ -134,10 +124,6 @@ class Unreached(Opened):
     """The exporter's agent is killed and stays away until the importing query gives up.
 
     A query gives up only where it has planned something: without news it waits for ever.
-
-    Args:
-        cast: who plays.
-        step: where it is killed.
     """
 
     def __init__(self, cast: Cast, step: str) -> None:

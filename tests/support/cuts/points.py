@@ -42,10 +42,12 @@ PLAN_REQUESTS = "pe_agent.agent.imports.plan_requests:PlanRequests"
 SLICES = "pe_agent.agent.imports.slice_planner:SlicePlanner"
 CONTROL_LOG = "pe_agent.agent.state.control_log:ControlLog"
 LOG = "pe_agent.log.log:StreamLog"
+LEDGER = "streambroker_core.ledger.ledger:Ledger"
 SINK = "pe_agent.datasource.sink:StreambrokerStreamWriter"
 SOURCE = "pe_agent.datasource.source:StreambrokerStreamReader"
 SLICE_READER = "pe_agent.datasource.slice_reader:SliceReader"
 STAND_IN = "support.cuts.queries"
+FEEDS, READS = f"{STAND_IN}:Exporting", f"{STAND_IN}:Importing"
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,8 @@ DRIVER, WORKER, AGENT = "importing driver", "importing worker", "importer's agen
 BROKER = "broker"
 
 EXPORTING: dict[str, Step] = {
-    "before the batch is in the exporter's checkpoint": _before(
-        f"{STAND_IN}:Exporting.plan", 2, FEED_DRIVER
-    ),
-    "batch in the exporter's checkpoint, before its tasks": _after(
-        f"{STAND_IN}:Exporting.plan", 2, FEED_DRIVER
-    ),
+    "before the batch is in the exporter's checkpoint": _before(f"{FEEDS}.plan", 2, FEED_DRIVER),
+    "batch in the exporter's checkpoint, before its tasks": _after(f"{FEEDS}.plan", 2, FEED_DRIVER),
     "before admission": _before(f"{PUBLISHER}.admit", 3, FEED_AGENT),
     "admitted, not answered": _after(f"{PUBLISHER}.admit", 3, FEED_AGENT),
     "admission answered, before the rows": _before(f"{SINK}._send_rows", 3, FEED_WORKER),
@@ -111,15 +109,13 @@ EXPORTING: dict[str, Step] = {
     "before publish": _before(f"{PUBLISHER}.publish", 2, FEED_AGENT),
     "manifest written, before it is on the disk": _frame(MANIFEST, 2),
     "epoch on the disk, before the store": _after(f"{STREAMS}.publish", 2, FEED_AGENT),
-    "epoch in the ledger, before the publisher's batch": _after(
-        "streambroker_core.ledger.ledger:Ledger.publish", 2, FEED_AGENT
-    ),
+    "epoch in the ledger, before the publisher's batch": _after(f"{LEDGER}.publish", 2, FEED_AGENT),
     "published, before the stages are swept": Step(
         f"{EPOCHS}.sweep_stages", False, 1, FEED_AGENT, lambda args: _last_batch(args[0]) > 0
     ),
     "published, not answered": _after(f"{PUBLISHER}.publish", 2, FEED_AGENT),
     "publish answered, before the commit log": _after(f"{SINK}.commit", 2, FEED_DRIVER),
-    "in the exporter's commit log": _after(f"{STAND_IN}:Exporting.commit", 2, FEED_DRIVER),
+    "in the exporter's commit log": _after(f"{FEEDS}.commit", 2, FEED_DRIVER),
 }
 
 FAILING: dict[str, Step] = {
@@ -138,9 +134,7 @@ IMPORTING: dict[str, Step] = {
     "plan saved, not answered": _after(f"{PLANS}.plan", 2, FEED_AGENT),
     "plan answered, before the streams are remembered": _after(f"{PLAN_REQUESTS}._call", 2, AGENT),
     "offset made, not answered": _after(f"{IMPORTS}._advance", 2, AGENT),
-    "offset answered, before it is in the checkpoint": _before(
-        f"{STAND_IN}:Importing.plan", 2, DRIVER
-    ),
+    "offset answered, before it is in the checkpoint": _before(f"{READS}.plan", 2, DRIVER),
     "offset in the checkpoint, before partitions": _before(f"{SOURCE}.partitions", 2, DRIVER),
     "partitions asked": _before(f"{SLICES}.plan_slices", 2, AGENT),
     "plan asked again": _before(f"{PLANS}.register_plan", 2, FEED_AGENT),
@@ -151,16 +145,14 @@ IMPORTING: dict[str, Step] = {
     "read asked": _before(f"{PLANS}.find_readable", 2, FEED_AGENT),
     "between two blocks of a read": _after(f"{PLANS}.count_block", 6, FEED_AGENT),
     "between two blocks in the task": _after(f"{SLICE_READER}._cast_batch", 6, WORKER),
-    "all read, before the sink": _before(f"{STAND_IN}:Importing.write", 2, WORKER),
-    "in the task's file of the sink": _after(f"{STAND_IN}:Importing.write", 2, WORKER),
-    "before the sink's commit": _before(f"{STAND_IN}:Importing.sink", 2, DRIVER),
-    "in the sink, before the commit log": _after(f"{STAND_IN}:Importing.sink", 2, DRIVER),
+    "all read, before the sink": _before(f"{READS}.write", 2, WORKER),
+    "in the task's file of the sink": _after(f"{READS}.write", 2, WORKER),
+    "before the sink's commit": _before(f"{READS}.sink", 2, DRIVER),
+    "in the sink, before the commit log": _after(f"{READS}.sink", 2, DRIVER),
     "in the importer's commit log, before the acknowledgement": _after(
-        f"{STAND_IN}:Importing.commit", 2, DRIVER
+        f"{READS}.commit", 2, DRIVER
     ),
-    "lease of the reader renewed": _after(
-        "pe_agent.agent.imports.readers:ImportReaders.renew", 1, AGENT
-    ),
+    "lease of the reader renewed": _after(f"{READERS}.renew", 1, AGENT),
     "reader renewed at the exporter": _after(f"{PLANS}.renew_reader", 2, FEED_AGENT),
 }
 
@@ -257,7 +249,8 @@ def _pass(name: str) -> None:
     fresh = folder / "reached.new"
     fresh.write_text(json.dumps({"pid": os.getpid()}))
     fresh.rename(folder / "reached")
-    while not (folder / "go").exists() and _armed(folder) == text and _lives(armed["by"]):
+    tester = Path(f"/proc/{armed['by']}")
+    while not (folder / "go").exists() and _armed(folder) == text and tester.exists():
         time.sleep(0.002)
 
 
@@ -267,14 +260,6 @@ def _armed(folder: Path) -> str:
         return (folder / "armed").read_text()
     except OSError:
         return ""
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _count(path: Path) -> int:
@@ -303,8 +288,6 @@ def search_path(*, held: bool) -> str:
 
 
 class Cut:
-    """One armed step."""
-
     def __init__(self, folder: Path, step: str, passes: int | None = None) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)

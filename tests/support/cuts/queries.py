@@ -20,34 +20,18 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from pyspark.sql.types import (
-    DoubleType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import StructType
 
 from pe_agent.datasource import sink
 from pe_agent.datasource.source import StreambrokerDataSource
+from streambroker_core.ledger.offset import Offset, ranges
 from support.processes.forks import Fork, ForkFailedError
 from support.spark.feeds import row
 
-COLUMNS = StructType(
-    [
-        StructField("line", LongType()),
-        StructField("price", DoubleType()),
-        StructField("name", StringType()),
-    ]
-)
-WHENCE = StructType(
-    [
-        StructField("job", StringType()),
-        StructField("port", StringType()),
-        StructField("stream", StringType()),
-        StructField("epoch", LongType()),
-    ]
-)
+COLUMNS = StructType().add("line", "long").add("price", "double").add("name", "string")
+WHENCE = StructType().add("job", "string").add("port", "string").add("stream", "string")
+WHENCE.add("epoch", "long")
+Range = tuple[int, int]
 ROWS, BLOCKS, TASKS = 10, 2, 2
 ROWS_PER_BATCH = ROWS * BLOCKS * TASKS
 ATTEMPTS = 4
@@ -77,6 +61,14 @@ class Checkpoint:
     def last(self, log: str) -> int:
         """Return the number of the last entry, -1 before the first."""
         return max((int(f.name) for f in (self.folder / log).glob("[0-9]*")), default=-1)
+
+    def batches(self, log: str = "commits") -> Iterator[tuple[Offset, dict[str, Range]]]:
+        """Yield for each batch in a log of an importing query its offset, and what it reads."""
+        start = Offset()
+        for number in range(self.last(log) + 1):
+            end = Offset.decode(self.read("offsets", number))
+            yield end, ranges(start, end)
+            start = end
 
     def query_id(self) -> str:
         """Return what stays with the checkpoint."""
@@ -165,7 +157,6 @@ class Exporting(Query):
         return (Path(self.plan_["folder"]) / "enough").exists()
 
     def plan(self, batch: int) -> None:
-        """Fix what the batch reads."""
         self.checkpoint.write("offsets", batch, [lines(batch).start, lines(batch).stop])
 
     def _batch(self, batch: int) -> None:
@@ -191,7 +182,7 @@ class Exporting(Query):
         except Exception:
             self._writer().abort(reported, batch)
             raise
-        if self.plan_["stragglers"]:
+        if self.plan_.get("stragglers"):
             Fork("support.cuts.queries", "write", *tasks[0], ATTEMPTS)
 
     def _writer(self) -> Any:
@@ -207,7 +198,6 @@ class Exporting(Query):
         return True
 
     def commit(self, batch: int) -> None:
-        """The sink has committed the batch."""
         self.checkpoint.write("commits", batch, {})
 
 
@@ -239,7 +229,6 @@ def _blocks(first: int, count: int) -> Iterator[pa.RecordBatch]:
 
 
 def exporting(plan: dict[str, Any]) -> None:
-    """Run the exporting query in this process."""
     # What is killed comes back after however long a busy machine takes; no query fails for that.
     sink.COMMIT_SECONDS = 60.0
     Exporting(plan).run()
@@ -261,7 +250,7 @@ class Importing(Query):
             pollWait="0.2",
             **plan["reading"],
         )
-        schema = StructType([*COLUMNS.fields, StructField("_source", WHENCE)])
+        schema = StructType([*COLUMNS.fields]).add("_source", WHENCE)
         self._reader = source.streamReader(schema=schema)
         # Spark plans the tasks' copies from another instance of the reader.
         self._copy = pickle.dumps(source.streamReader(schema=schema))
@@ -288,7 +277,7 @@ class Importing(Query):
             slices = self._batch(batch, start, end)
             self.commit(batch)
             start, batch = end, batch + 1
-            if self.plan_["pauses"] and slices:
+            if self.plan_.get("pauses") and slices:
                 self._pause(stop)
             time.sleep(self.plan_.get("slow", 0.0))
         self._reader.stop()
@@ -301,7 +290,6 @@ class Importing(Query):
             time.sleep(0.01)
 
     def plan(self, batch: int, end: dict[str, Any]) -> None:
-        """Fix what the batch reads."""
         self.checkpoint.write("offsets", batch, end)
 
     def _batch(self, batch: int, start: dict[str, Any], end: dict[str, Any]) -> int:
@@ -329,12 +317,10 @@ class Importing(Query):
         whole(path, rows)
 
     def commit(self, batch: int) -> None:
-        """The sink has committed the batch."""
         self.checkpoint.write("commits", batch, {})
 
     @staticmethod
     def write(path: Path, rows: list[list[Any]]) -> None:
-        """Write what one task has read."""
         whole(path, rows)
 
 
@@ -353,5 +339,4 @@ def read(reader: bytes, piece: bytes, path: str, attempt: int) -> str:
 
 
 def importing(plan: dict[str, Any]) -> None:
-    """Run the importing query in this process."""
     Importing(plan).run((Path(plan["folder"]) / "stop").exists)

@@ -38,19 +38,10 @@ def script() -> list[Turn]:
 
 def _factor(control: ControlTuple) -> ControlTuple:
     kind, text = encode(SetFactor(FACTORS[control.payload["name"]]))
-    return ControlTuple(
-        type=kind,
-        id=control.id,
-        delivery=control.delivery,
-        epoch=control.epoch,
-        emitter=control.emitter,
-        seq=control.seq,
-        text=text,
-    )
+    return replace(control, type=kind, text=text)
 
 
 def main(folder: Path, cores: str) -> None:
-    """Run to the end."""
     (folder / "out").mkdir(exist_ok=True)
     (folder / "again").mkdir(exist_ok=True)
     kills = json.loads((folder / "kills").read_text())
@@ -58,7 +49,7 @@ def main(folder: Path, cores: str) -> None:
         session("kills", cores=int(cores), conf=SMALL), folder, script(), tasks=int(cores) + 1
     )
     made = stream.key_by("k").apply(
-        partial(Killing, folder, kills["middle"]),
+        partial(Killing, folder, windows=kills["middle"]),
         name="multiply",
         schema=Multiply.SCHEMA,
         options=OperatorOptions(buckets=3, report=True),

@@ -19,8 +19,6 @@ RENAME = Path.rename
 
 
 def main(folder: Path, when: str, name: str) -> None:
-    """Run to the end."""
-
     def rename(path: Path, to: Path) -> Path:
         if path.name != f".{name}":
             return RENAME(path, to)

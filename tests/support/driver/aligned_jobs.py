@@ -19,7 +19,7 @@ import streambroker as sb
 from pe_agent.spark.local_session import SMALL, session
 from streambroker import PE
 from streambroker.operators import OperatorOptions, OperatorStream, Stream
-from support.aligned.operators import KillingAt, Multiply
+from support.aligned.operators import Killing, Multiply
 from support.aligned.spark import drain, scripted
 from support.driver.aligned import script
 
@@ -30,7 +30,6 @@ WINDOWS = [[2, 4, 6, 8, 10, 12], [700, 800], [3600]]
 
 
 def main(folder: Path, role: str, broker: str) -> None:
-    """Run one of the jobs to the end of what there is."""
     spark = session(role, conf=SMALL)
     pe = sb.start(spark, job=role, data_dir=folder / "home", broker=broker, linger=LINGER)
     (export if role == "exporter" else import_)(spark, pe, folder)
@@ -41,16 +40,12 @@ def export(spark: SparkSession, pe: PE, folder: Path) -> None:
     """Publish what an operator makes of a script, with the tuples that pass it."""
     source = Stream(replace(scripted(spark, folder, script()).plan, job=pe.context))
     query = _multiplied(source, folder).publish(
-        "out",
-        properties={"kind": "out"},
-        checkpoint=folder / "ck",
-        trigger={"availableNow": True},
+        "out", properties={"kind": "out"}, checkpoint=folder / "ck", trigger={"availableNow": True}
     )
     query.awaitTermination()
 
 
 def import_(spark: SparkSession, pe: PE, folder: Path) -> None:
-    """Write what an operator makes of the import."""
     del spark
     (folder / "out").mkdir(exist_ok=True)
     stream = pe.subscribe_stream("in", 'kind == "out"', start="earliest", schema=Multiply.SCHEMA)
@@ -64,7 +59,7 @@ def import_(spark: SparkSession, pe: PE, folder: Path) -> None:
 
 
 def _multiplied(stream: Stream, folder: Path) -> OperatorStream:
-    make = partial(KillingAt, folder, json.loads((folder / "values").read_text()))
+    make = partial(Killing, folder, values=json.loads((folder / "values").read_text()))
     return stream.key_by("k").apply(
         make, name="multiply", schema=Multiply.SCHEMA, options=OperatorOptions(buckets=3)
     )

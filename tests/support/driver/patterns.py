@@ -70,7 +70,6 @@ def turn(play: Play, number: int) -> None:
 
 
 def main(folder: Path, way: str) -> None:
-    """Run to the end, or until killed."""
     spark = session("kills", cores=1, conf=SMALL)
 
     def make(stream: Stream, first: Sequence[Any]) -> PatternStream:

@@ -25,15 +25,10 @@ def run_driver(
     cuts: Path | None = None,
     step: str | None = None,
 ) -> None:
-    """Run ``python -m support.driver NAME FOLDER ARGUMENTS…`` to its end.
+    """Run ``python -m support.driver NAME FOLDER ARGUMENTS…`` to its end, which may be a kill.
 
-    Args:
-        name: the driver.
-        folder: its folder.
-        arguments: its other arguments.
-        killed: whether it has to end by a kill.
-        cuts: a folder through which processes of its job are held at steps of the protocol.
-        step: one of them; the driver is killed when a process is there.
+    Through folder ``cuts`` processes of its job are held at steps of the protocol; the driver is
+    killed when one of them is at ``step``.
     """
     armed = None if cuts is None or step is None else Cut(cuts, step)
     before = os.environ.get("PYTHONPATH")

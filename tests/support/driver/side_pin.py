@@ -20,7 +20,7 @@ from streambroker.operators import stream
 from streambroker.side import TableStore, side_map
 from support.aligned.spark import drain
 from support.driver.process import kill_driver, write_window
-from support.sides.feeds import put_rates
+from support.sides.rates import put_rates
 
 
 class Rated:
@@ -64,5 +64,4 @@ def run(spark: SparkSession, folder: Path) -> None:
 
 
 def main(folder: Path, cores: str) -> None:
-    """Run in a session of its own."""
     run(session("side-pins", cores=int(cores), conf=SMALL), folder)

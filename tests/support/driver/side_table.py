@@ -16,7 +16,7 @@ from pe_agent.spark.local_session import SMALL, session
 from streambroker.operators import OperatorOptions, stream
 from streambroker.side import TableStore, side_map
 from support.driver.process import kill_driver, write_window
-from support.sides.feeds import put_rates
+from support.sides.rates import put_rates
 
 
 def run(spark: SparkSession, folder: Path) -> None:
@@ -45,5 +45,4 @@ def run(spark: SparkSession, folder: Path) -> None:
 
 
 def main(folder: Path, cores: str) -> None:
-    """Run in a session of its own."""
     run(session("side-kills", cores=int(cores), conf=SMALL), folder)

@@ -14,13 +14,12 @@ from pyspark.sql import DataFrame
 
 from pe_agent.aligned.data import OutputFrame
 from pe_agent.spark.local_session import SMALL, session
-from support.aligned.spark import drain
+from support.aligned.spark import SHUFFLE, configured, drain
 from support.driver.process import kill_driver, write_window
-from support.sides.spark import BODY, Fed, Seen, made_of, settings
+from support.sides.spark import BODY, POLICY, Fed, Seen, made_of
 
 
 def main(folder: Path, cores: str) -> None:
-    """Run to the end."""
     given = json.loads((folder / "case").read_text())
     spark = session("side-kills", cores=int(cores), conf=SMALL)
     frame = spark.readStream.schema(BODY).option("maxFilesPerTrigger", 1)
@@ -35,5 +34,5 @@ def main(folder: Path, cores: str) -> None:
         if write_window(folder, window, seen.run.out) == 0 and window in given["kills"]:
             kill_driver(folder)
 
-    with settings(spark, 3):
+    with configured(spark, {SHUFFLE: "3", POLICY: "max"}):
         drain(data.frame.writeStream.foreachBatch(take), folder / "checkpoint")

@@ -65,18 +65,15 @@ class Count(TypedOperator):
         self._numbers, self._changed, self._step = dict[str, int](), set[str](), 0
 
     def restore(self, version: int, blobs: Blobs) -> None:
-        """Take up numbers and step."""
         found = {name: int(blob) for name, blob in blobs.items()}
         self._step = found.pop("step", 0)
         self._numbers = {name.removeprefix("user "): found[name] for name in found}
 
     def snapshot(self) -> Changes:
-        """Keep the numbers that have changed, and the step."""
         changed = {f"user {one}": str(self._numbers[one]).encode() for one in self._changed}
         return {**changed, "step": str(self._step).encode()}
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
-        """Number rows."""
         numbers = []
         for user in batch.column("user").to_pylist():
             self._numbers[user] = self._numbers.get(user, 0) + 1
@@ -94,20 +91,12 @@ class Count(TypedOperator):
 
 
 class Written:
-    """Writes down what windows give; a query stands still where the test wants it to.
-
-    Args:
-        folder: of the test.
-        name: of the query.
-        output: which one is written.
-        columns: of its rows.
-    """
+    """Writes down what windows give; a query stands still where the test wants it to."""
 
     def __init__(self, folder: Path, name: str, output: str, columns: tuple[str, ...]) -> None:
         self._folder, self._name, self._output, self._columns = folder, name, output, columns
 
     def __call__(self, window: int, frames: dict[str, DataFrame]) -> None:
-        """Take a window."""
         rows = [[row[one] for one in self._columns] for row in frames[self._output].collect()]
         if rows and (self._folder / f"hold-{self._name}").exists():
             (self._folder / f"held-{self._name}").write_text(str(window))
@@ -132,7 +121,6 @@ def feed(spark: SparkSession, folder: Path, broker: str, step: int) -> None:
 
 
 def alerts(spark: SparkSession, folder: Path, broker: str, store: TableStore) -> None:
-    """Start the importing job."""
     pe = start(spark, folder, broker, "alerts")
 
     def imported(port: str) -> Any:
@@ -171,7 +159,6 @@ def files_of(_: int) -> list[str]:
 
 
 def main(folder: Path, broker: str) -> None:
-    """Run until killed."""
     local = importlib.import_module("pe_agent.local")
     conf = {**local.SMALL, "spark.sql.shuffle.partitions": "1"}
     spark: SparkSession = local.session("upgrade", conf=conf)

@@ -34,7 +34,6 @@ def leaves(spec: Mapping[str, Any]) -> dict[Leaf, Any]:
 
 
 def spec_of(found: Mapping[Leaf, Any]) -> dict[str, Any]:
-    """Return the spec that leaves make up."""
     spec: dict[str, Any] = {}
     for leaf, value in found.items():
         if len(leaf) == 1:
@@ -91,11 +90,9 @@ class Model:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The spec as everybody sees it."""
         return spec_of(self.live)
 
     def document(self) -> dict[str, Any]:
-        """Return the object with its ``managedFields``."""
         return {
             "apiVersion": "streambroker.io/v1alpha1",
             "kind": "Export",

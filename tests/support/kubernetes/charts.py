@@ -108,7 +108,6 @@ VARIANTS: dict[str, Values] = {
 
 @cache
 def chart() -> helm_python.Chart:
-    """Return the chart, loaded once."""
     return helm_python.Chart.load(CHART)
 
 
@@ -116,11 +115,7 @@ class Strict(yaml.SafeLoader):
     """Reads YAML and refuses a key that stands twice in one map, as API servers do."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a map, all keys of which are different.
-
-        Raises:
-            ValueError: a key stands there twice.
-        """
+        """Return a map, all keys of which are different."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         if len(keys) != len(set(keys)):
             raise ValueError(f"a key stands twice in {keys}")
@@ -130,11 +125,7 @@ class Strict(yaml.SafeLoader):
 def files(
     values: Values | None = None, *, name: str = RELEASE, namespace: str = NAMESPACE
 ) -> dict[str, str]:
-    """Return what each template makes, by its path in the chart.
-
-    Raises:
-        helm_python.HelmError: the values are refused, or a template refuses them.
-    """
+    """Return what each template makes, by its path in the chart."""
     chart().validate_schema(dict(values or {}))
     found = chart().render(dict(values or {}), name=name, namespace=namespace)
     return {path.removeprefix("streambroker/templates/"): text for path, text in found.items()}
@@ -154,7 +145,6 @@ def objects(
 
 
 def of_kind(found: Sequence[Object], kind: str) -> list[Object]:
-    """Return the objects of a kind."""
     return [each for each in found if each["kind"] == kind]
 
 
@@ -175,7 +165,6 @@ def pods(found: Sequence[Object]) -> Iterator[tuple[str, Object]]:
 
 
 def key_of(each: Object) -> tuple[str, str, str]:
-    """Return kind, namespace and name."""
     metadata = each["metadata"]
     return each["kind"], metadata.get("namespace", ""), metadata["name"]
 
@@ -202,11 +191,7 @@ def words(cell: str) -> list[str]:
 
 
 def restricted(spec: Mapping[str, Any]) -> None:
-    """Hold a pod against the restricted Pod Security Standard.
-
-    Raises:
-        AssertionError: it does not fit.
-    """
+    """Hold a pod against the restricted Pod Security Standard."""
     assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC", "hostUsers"}
     whole = spec["securityContext"]
     assert whole["runAsNonRoot"] is True

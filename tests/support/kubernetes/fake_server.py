@@ -15,8 +15,6 @@ Handler = Callable[["Call"], "Answer | Awaitable[Answer]"]
 
 @dataclass(frozen=True)
 class Call:
-    """One call as it came."""
-
     at: float
     method: str
     path: str
@@ -39,7 +37,6 @@ class Api(HttpApi, ABC):
         content_type: str = "application/json",
         timeout_s: float = 10.0,
     ) -> Answer:
-        """Take a call."""
         at, sent, asked = asyncio.get_running_loop().time(), dict(body or {}), dict(query or {})
         return await self.take(Call(at, method, path, sent, asked, content_type, timeout_s))
 
@@ -50,12 +47,7 @@ class Api(HttpApi, ABC):
 
 @dataclass
 class FakeApi(Api):
-    """Answers calls by a function; counts how many are under way at the same time.
-
-    Attributes:
-        handler: returns the answer, or raises `ApiUnreachableError`.
-        delay_s: how long an answer takes.
-    """
+    """Answers calls by a function; counts how many are under way at the same time."""
 
     handler: Handler
     delay_s: float = 0.0
@@ -64,7 +56,6 @@ class FakeApi(Api):
     most: int = 0
 
     async def take(self, call: Call) -> Answer:
-        """Answer a call by the function."""
         self.calls.append(call)
         self.under_way += 1
         self.most = max(self.most, self.under_way)

@@ -35,17 +35,11 @@ class Guarded(Api):
     """Such a broker, its API server, and what it was shown.
 
     Attributes:
-        url: where it is asked.
         away: whether the API server gives no answer.
         forgets: whether no agent is known, as after a restart.
-        shown: method of each request, with the scheme of its ``Authorization``.
         people: users whose token, with their name as ``sub``, is good.
         granted: what everybody may do, as ``patch imports``; with a name, to that one only.
         asked: what the API server was asked of rights, each ``patch imports/filter NAME``.
-        places: the namespaces in which it was; ``*`` for all.
-        reviewed: how many tokens it was shown.
-        jobs: those of the pod's account.
-        runtime: what is served.
     """
 
     def __init__(
@@ -72,8 +66,6 @@ class Guarded(Api):
         self._guard = ClusterGuard(identities, reviews, self._account_of, lambda *_: self.jobs)
 
     def app(self) -> web.Application:
-        """Return what serves it."""
-
         @web.middleware
         async def seen(request: web.Request, handler: Any) -> web.StreamResponse:
             scheme = request.headers.get("Authorization", "").partition(" ")[0]
@@ -86,13 +78,11 @@ class Guarded(Api):
         return app
 
     def end(self) -> None:
-        """End it."""
         self.runtime.publisher.close()
         self._sender.close()
         self._store.close()
 
     async def take(self, call: Call) -> Answer:
-        """Answer a review."""
         if self.away:
             raise ApiUnreachableError
         spec = call.body["spec"]
@@ -134,13 +124,7 @@ class Guarded(Api):
 async def guarded_broker(
     db: Path, limits: RateLimits | None = None, *, remembers: bool = False
 ) -> AsyncIterator[Guarded]:
-    """Run one on a free port of this machine.
-
-    Args:
-        db: its file.
-        limits: how much one caller may ask for; None for the usual.
-        remembers: whether reviews are kept, as they usually are.
-    """
+    """Run one on a free port of this machine."""
     broker = Guarded(db, limits, remembers=remembers)
     runner = web.AppRunner(broker.app(), access_log=None, auto_decompress=False)
     await runner.setup()

@@ -10,7 +10,8 @@ from typing import Any
 def jwt(*, aud: Any = ("streambroker",), **claims: Any) -> str:
     """Return a token that says these things of itself."""
     payload = {"aud": list(aud) if isinstance(aud, tuple) else aud, **claims}
-    return f"e30.{_coded(json.dumps(payload).encode())}.c2ln"
+    body = base64.urlsafe_b64encode(json.dumps(payload).encode()).rstrip(b"=").decode()
+    return f"e30.{body}.c2ln"
 
 
 def claims_of(token: str) -> dict[str, Any]:
@@ -20,7 +21,3 @@ def claims_of(token: str) -> dict[str, Any]:
     body = token.split(".")[1]
     found: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
     return found
-
-
-def _coded(raw: bytes) -> str:
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()

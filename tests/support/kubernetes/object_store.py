@@ -109,7 +109,6 @@ class ObjectStore:
             self.version += 1
 
     def find(self, kind: Kind, name: str, namespace: str = "default") -> Object | None:
-        """Return an object by its name."""
         for body in self.world.values():
             metadata = body["metadata"]
             if (body["kind"], metadata["namespace"], metadata["name"]) == (kind, namespace, name):

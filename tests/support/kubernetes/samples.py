@@ -26,13 +26,7 @@ _BY = "streambroker.io/refused-by"
 
 @dataclass(frozen=True)
 class Sample:
-    """One file.
-
-    Attributes:
-        name: of the file, without folder and ending.
-        texts: its documents as they stand there.
-        documents: the same, read.
-    """
+    """One file."""
 
     name: str
     texts: tuple[str, ...]
@@ -50,7 +44,6 @@ class Sample:
 
     @property
     def plural(self) -> str:
-        """The resource's name in paths."""
         return next(word for kind, word in OBJECTS.items() if kind == self.documents[0]["kind"])
 
 
@@ -67,26 +60,18 @@ def samples(folder: str) -> list[Sample]:
 
 
 def accepted(document: object) -> Resource | Rule:
-    """Read a document and check all that the broker checks of it alone.
-
-    Raises:
-        StreambrokerError: the broker would not accept it.
-    """
+    """Read a document and check all that the broker checks of it alone."""
+    found: Resource | Rule
+    problem: StreambrokerError | None
     if isinstance(document, dict) and document.get("kind") == RULE:
-        return _accepted_rule(document)
-    resource = read_manifest(document)
-    problem: StreambrokerError | None = size_problem(resource)
+        found = rule = read_rule_manifest(document)
+        problem = rule_problem(rule)
+    else:
+        found = resource = read_manifest(document)
+        problem = size_problem(resource)
     if problem is not None:
         raise problem
-    if isinstance(resource, Import):
-        parse(resource.subscription or "", "subscription")
-        parse(resource.filter or "", "filter")
-    return resource
-
-
-def _accepted_rule(document: object) -> Rule:
-    rule = read_rule_manifest(document)
-    problem = rule_problem(rule)
-    if problem is not None:
-        raise problem
-    return rule
+    if isinstance(found, Import):
+        parse(found.subscription or "", "subscription")
+        parse(found.filter or "", "filter")
+    return found

@@ -8,6 +8,7 @@ the pattern is refused before it runs (``malformed_pattern``, ``invalid_argument
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -15,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pe_agent.datasource.schemas import as_arrow_schema
 from pe_agent.filters import compile_filter
 from streambroker_core.cep import Pattern, PatternError, RunError, Skip, compile_pattern
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
@@ -31,26 +33,13 @@ from support.patterns.windows import Bucket, Buckets, Emitted, Windows
 END = 2**62
 EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - results have no zone
 MS = 1000
-_JOINS: dict[str, Any] = {
-    "next": Pattern.next,
-    "followedBy": Pattern.followed_by,
-    "followedByAny": Pattern.followed_by_any,
-    "notNext": Pattern.not_next,
-    "notFollowedBy": Pattern.not_followed_by,
-}
-_CALLS = {
-    "times": "times",
-    "oneOrMore": "one_or_more",
-    "timesOrMore": "times_or_more",
-    "optional": "optional",
-    "greedy": "greedy",
-    "consecutive": "consecutive",
-    "allowCombinations": "allow_combinations",
-    "until": "until",
-    "where": "where",
+_JOINS = ("next", "followedBy", "followedByAny", "notNext", "notFollowedBy")
+_OTHERS = """
+times oneOrMore timesOrMore optional greedy consecutive allowCombinations until where subtype within
+"""
+_METHODS = {
     "or": "or_",
-    "subtype": "subtype",
-    "within": "within",
+    **{name: re.sub("([A-Z])", r"_\1", name).lower() for name in (*_JOINS, *_OTHERS.split())},
 }
 _USUAL: dict[str, list[Any]] = {
     **{name: ["price == 5"] for name in ("until", "where", "or")},
@@ -66,7 +55,6 @@ _AT_DEFINITION = ("malformed_pattern", "invalid_argument", "unsupported_pattern"
 
 
 def failure(case: dict[str, Any]) -> str | None:
-    """Return what is wrong with the answer to a case, None if nothing is."""
     wanted = case.get("expected_error") or (
         _AT_DEFINITION[0] if case.get("class") == "reject" else None
     )
@@ -101,7 +89,7 @@ def _chain(stages: list[dict[str, Any]], skip: Skip | None = None) -> Pattern:
         if pattern is None:
             pattern = Pattern.begin(inner, skip=skip)
         else:
-            pattern = _JOINS[stage["contiguity"]](pattern, inner)
+            pattern = _method(pattern, stage["contiguity"])(inner)
         pattern = _described(pattern, stage)
     assert pattern is not None
     return pattern
@@ -127,14 +115,18 @@ def _called(pattern: Pattern, name: str, arguments: list[Any]) -> Pattern:
     arguments = arguments or _USUAL.get(name, [])
     values = [text_of(each) or "true" if isinstance(each, dict) else each for each in arguments]
     if name in _JOINS:
-        joined: Pattern = _JOINS[name](pattern, *values)
-        return joined
+        return _method(pattern, name)(*values)
     counts = _COUNTS.get(name, 2)  # so many numbers, and then the gap
     gap = {"gap": f"{values.pop()}ms"} if len(values) > counts else {}
     if name == "within":
         values[:1] = [f"{values[0]}ms"]
-    called: Pattern = getattr(pattern, _CALLS[name])(*values, **gap)
-    return called
+    return _method(pattern, name)(*values, **gap)
+
+
+def _method(pattern: Pattern, name: str) -> Callable[..., Pattern]:
+    """Return the method that a case names as Java would, such as ``followedBy`` and ``or``."""
+    method: Callable[..., Pattern] = getattr(pattern, _METHODS[name])
+    return method
 
 
 def _quantified(pattern: Pattern, quantifier: dict[str, Any]) -> Pattern:
@@ -302,16 +294,8 @@ def compared(
     return problems
 
 
-_FIELDS = pa.schema(
-    [
-        ("i", pa.int64()),
-        ("t", pa.int64()),
-        ("id", pa.int64()),
-        ("name", pa.string()),
-        ("price", pa.float64()),
-        ("type", pa.string()),
-        ("volume", pa.float64()),
-    ]
+_FIELDS = as_arrow_schema(
+    "i bigint, t bigint, id bigint, name string, price double, type string, volume double"
 )
 
 
@@ -324,17 +308,6 @@ def batch_of(events: list[dict[str, Any]]) -> pa.RecordBatch:
 def bucket_of(case: dict[str, Any]) -> Windows:
     """Return a bucket with the case's pattern as its one rule."""
     return Bucket(_maker(case))
-
-
-def buckets_of(case: dict[str, Any], *, copied: bool, seed: int = 0) -> Windows:
-    """Return four buckets through the runner, with rows or copies of them."""
-    key = (case["key_by"],) if case.get("key_by") else ()
-    return Buckets(
-        _maker(case, copied=copied),
-        buckets=4 if key or copied else 1,
-        selectors=[key] if copied else None,
-        seed=seed,
-    )
 
 
 def _maker(case: dict[str, Any], *, copied: bool = False) -> Callable[[], PatternOperator]:
@@ -387,15 +360,11 @@ def _micros(time: int | str) -> int:
     return END_OF_TIME if time == "+inf" else int(time) * MS
 
 
-def _run_pipeline(case: dict[str, Any]) -> str | None:
+def _run_windows(case: dict[str, Any], make: Callable[[int], Windows]) -> str | None:
     """Run all events as one window and one by one; both have to give what is expected.
 
     In processing time a window has one clock, so there they come one by one only.
     """
-    return _run_windows(case, lambda _: bucket_of(case))
-
-
-def _run_windows(case: dict[str, Any], make: Callable[[int], Windows]) -> str | None:
     problems = []
     for size in (1,) if case["time"] == "processing" else (len(case["events"]), 1):
         bucket, emitted = make(size), list[Emitted]()
@@ -425,11 +394,13 @@ def goes_through_windows(case: dict[str, Any]) -> bool:
     return times == sorted(times) and not own_clock and defined
 
 
-def failure_through_runner(case: dict[str, Any], *, copied: bool, seed: int = 0) -> str | None:
+def failure_through_runner(case: dict[str, Any], *, copied: bool) -> str | None:
     """Return what is wrong when a case is run in windows through the runner; None for nothing."""
+    key: tuple[str, ...] = (case["key_by"],) if case.get("key_by") else ()
 
-    def make(size: int) -> Windows:
-        return buckets_of(case, copied=copied, seed=seed + size)
+    def make(seed: int) -> Windows:
+        some, selectors = 4 if key or copied else 1, [key] if copied else None
+        return Buckets(_maker(case, copied=copied), some, selectors, seed)
 
     try:
         if case.get("steps"):
@@ -487,11 +458,11 @@ def _ms(time: datetime) -> int:
     return (time - EPOCH) // timedelta(milliseconds=1)
 
 
-_RUNNERS = {
+_RUNNERS: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "compile": _run_compile,
     "nfa": _run_matcher,
     "docs": _run_matcher,
     "operator": _run_operator,
-    "pipeline": _run_pipeline,
+    "pipeline": lambda case: _run_windows(case, lambda _: bucket_of(case)),
 }
 KINDS = frozenset(_RUNNERS)

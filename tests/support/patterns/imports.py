@@ -8,18 +8,19 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pe_agent.datasource.schemas import as_arrow_schema
 from streambroker import PE
 from streambroker.operators import OperatorOptions
 from streambroker.patterns import PatternStream
 from support.patterns.spark import Given
+from support.spark.feeds import put_file
 from support.spark.session import Session
 
 DDL = "t timestamp, n string, user string"
-SCHEMA = pa.schema([("t", pa.timestamp("us", "UTC")), ("n", pa.string()), ("user", pa.string())])
+SCHEMA = as_arrow_schema(DDL)
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
@@ -50,9 +51,8 @@ class Letters:
         times = [BEGIN + timedelta(seconds=second + n) for n in range(len(word))]
         rows = [{"t": t, "n": n, "user": "u"} for t, n in zip(times, word, strict=True)]
         rows += [{"t": times[-1], "n": "noise", "user": f"v{n}"} for n in range(50)]
-        hidden = self._folder / f".{self._files}"
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), hidden)
-        hidden.rename(self._folder / f"{self._files:03}.parquet")
+        table = pa.Table.from_pylist(rows, schema=SCHEMA)
+        put_file(self._folder, f"{self._files:03}", table)
         self._files += 1
         self.last = times[-1]
         return self.last
@@ -73,7 +73,6 @@ class Rules:
         self.windows: dict[int, tuple[list[list[Any]], int]] = {}
 
     def start(self, *first: Any) -> None:
-        """Start it, or go on with it."""
         stream = self.pe.subscribe_stream("in", 'kind == "a"', start="earliest", schema=DDL)
         self.made: PatternStream = stream.with_watermark("t", "0 seconds").match_rules(
             self._make(self.pe, first),
@@ -103,7 +102,6 @@ class Rules:
 
     @property
     def late(self) -> int:
-        """How many rows were late."""
         return sum(late for _, late in self.windows.values())
 
     def time(self) -> datetime:
@@ -113,10 +111,8 @@ class Rules:
         return datetime.fromisoformat(reached[:19]).replace(tzinfo=timezone.utc)
 
     def put(self, *rules: Any) -> None:
-        """Change the rules."""
         self.made.rules.manager.on_pattern_processors_updated(rules)
 
     def pinned(self) -> dict[str, Any]:
-        """Return what the reader has pinned."""
         (reader,) = self.pe.status()["imports"]["readers"].values()
         return dict(reader.get("rules", {}))

@@ -248,12 +248,7 @@ class Oracle:
         return found
 
     def _partials(self, now: int, time: float) -> set[tuple[Past, bool]]:
-        """Return what those have taken that may go on behind an event, and whether by an event.
-
-        Args:
-            now: the event.
-            time: the time until which they wait.
-        """
+        """Return what those have taken that may go on behind an event, and whether by an event."""
         found: set[tuple[Past, bool]] = set()
         for slots, end in words(self.pattern, len(self.times) + _whole(self.pattern.elements)):
             if not slots:
@@ -413,10 +408,7 @@ Found: TypeAlias = "tuple[tuple[str, int], ...]"
 
 
 def lets_through(
-    pattern: Pattern,
-    matches: list[tuple[Found, int]],
-    living: list[set[int]],
-    results: list[Found],
+    pattern: Pattern, matches: list[tuple[Found, int]], living: list[set[int]], results: list[Found]
 ) -> bool:
     """Return whether a skip strategy may let exactly these matches through, in this order.
 

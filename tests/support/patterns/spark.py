@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pe_agent.datasource.schemas import as_arrow_schema
 from streambroker.operators import Stream, stream
 from streambroker.patterns import PatternProcessorManager, PatternStream
 from support.processes.waiting import until
+from support.spark.feeds import put_file
 
 DDL = "t timestamp, n string, user string, item string"
-SCHEMA = pa.schema(
-    [
-        ("t", pa.timestamp("us", "UTC")),
-        ("n", pa.string()),
-        ("user", pa.string()),
-        ("item", pa.string()),
-    ]
-)
+SCHEMA = as_arrow_schema(DDL)
 Reported = dict[str, list[dict[str, Any]]]
 """Rows by output."""
 
@@ -49,15 +42,7 @@ class Given:
 
 
 class Play:
-    """A query with rules that is fed and looked at by a test.
-
-    Args:
-        spark: the session.
-        folder: for files, the control file and the checkpoint.
-        make: returns the rules on a stream, given the first ones.
-        ddl: columns of the rows.
-        schema: the same for Arrow.
-    """
+    """A query with rules that is fed and looked at by a test."""
 
     def __init__(
         self,
@@ -79,7 +64,6 @@ class Play:
 
     @property
     def rules(self) -> PatternProcessorManager:
-        """What takes in rules."""
         assert self.made is not None
         return self.made.rules.manager
 
@@ -97,10 +81,7 @@ class Play:
         """Feed a batch of rows, and wait until it and what follows of it is done."""
         assert self.query is not None
         table = pa.Table.from_pylist(list(rows), schema=self._schema)
-        hidden = self.folder / f".{self._files}.parquet"
-        pq.write_table(table, hidden)
-        os.utime(hidden, (self._files + 1, self._files + 1))  # by which Spark orders them
-        hidden.rename(self.folder / "in" / f"{self._files:05}.parquet")
+        put_file(self.folder / "in", f"{self._files:05}", table, order=self._files)
         self._files += 1
         if wait:
             self.query.processAllAvailable()
@@ -114,7 +95,6 @@ class Play:
         until(lambda: not processors.running, 10.0, "the rules are closed with the query")
 
     def output(self, output: str = "matches") -> list[dict[str, Any]]:
-        """Return the rows of an output, in the order of windows."""
         return [row for window in sorted(self.windows) for row in self.windows[window][output]]
 
 

@@ -7,9 +7,10 @@ that of `streambroker_core.control.operators.operator`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -29,11 +30,9 @@ class Emitted:
     control: list[Any] = field(default_factory=list)
 
     def emit(self, batch: pa.RecordBatch, output: str | None) -> None:
-        """Take rows."""
         self.rows.setdefault(output or "", []).extend(batch.to_pylist())
 
     def emit_control(self, payload: Any, **_: Any) -> Any:
-        """Take a control tuple's payload."""
         self.control.append(payload)
         return payload
 
@@ -48,44 +47,13 @@ class Emitted:
         return read
 
 
-class Windows(Protocol):
+@dataclass
+class Windows(ABC):
     """Runs windows one after the other."""
 
-    def window(
-        self,
-        batches: Iterable[pa.RecordBatch] = (),
-        *,
-        rules: RuleSet | None = None,
-        relevant: str | None = None,
-        watermark: int | None = None,
-        clock: int | None = None,
-    ) -> Emitted:
-        """Run one window; a watermark or clock that is not given stays.
-
-        With ``rules`` rows come under the filter ``relevant``.
-        """
-
-
-@dataclass
-class Buckets:
-    """Several buckets of an operator, through `AlignedRunner`.
-
-    Attributes:
-        make: makes the operator.
-        buckets: how many there are.
-        selectors: keys for which rows are copied; None for no copies.
-        seed: of cuts and orders.
-    """
-
     make: Callable[[], PatternOperator]
-    buckets: int = 4
-    selectors: list[tuple[str, ...]] | None = None
-    seed: int = 0
-    watermark: int | None = None
-    clock: int = 0
-
-    def __post_init__(self) -> None:
-        self.through = Through(self.make, self.buckets, seed=self.seed)
+    watermark: int | None = field(default=None, kw_only=True)
+    clock: int = field(default=0, kw_only=True)
 
     def window(
         self,
@@ -102,14 +70,31 @@ class Buckets:
         """
         self.watermark = self.watermark if watermark is None else watermark
         self.clock = self.clock if clock is None else clock
+        return self._run(batches, [] if rules is None else [control_of(rules, relevant)])
+
+    @abstractmethod
+    def _run(
+        self, batches: Iterable[pa.RecordBatch], control: Sequence[ControlTuple]
+    ) -> Emitted: ...
+
+
+@dataclass
+class Buckets(Windows):
+    """Several buckets, through `AlignedRunner`; rows are copied for the keys ``selectors``."""
+
+    buckets: int = 4
+    selectors: list[tuple[str, ...]] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.through = Through(self.make, self.buckets, seed=self.seed)
+
+    def _run(self, batches: Iterable[pa.RecordBatch], control: Sequence[ControlTuple]) -> Emitted:
         if self.selectors is not None:
             batches = [copy_rows(batch, self.selectors) for batch in batches]
-        control = [] if rules is None else [control_of(rules, relevant)]
-        given = [("in", batch) for batch in batches]
-        emitted = Emitted()
-        for outcome in self.through.window(
-            given, control, watermark=self.watermark, clock=self.clock
-        ):
+        given, emitted = [("in", batch) for batch in batches], Emitted()
+        moment: dict[str, Any] = {"watermark": self.watermark, "clock": self.clock}
+        for outcome in self.through.window(given, control, **moment):
             for output, batch in rows_of(outcome):
                 emitted.emit(batch, output)
             emitted.control += [one.payload for one in emitted_control(outcome)]
@@ -117,37 +102,14 @@ class Buckets:
 
 
 @dataclass
-class Bucket:
-    """One bucket of an operator, window by window.
+class Bucket(Windows):
+    """One bucket of an operator, window by window."""
 
-    Attributes:
-        make: makes the operator.
-        blobs: its state.
-        watermark: of the next window.
-    """
-
-    make: Callable[[], PatternOperator]
     blobs: dict[str, bytes] = field(default_factory=dict)
     number: int = 0
-    watermark: int | None = None
-    clock: int = 0
     last: PatternOperator | None = None
 
-    def window(
-        self,
-        batches: Iterable[pa.RecordBatch] = (),
-        *,
-        rules: RuleSet | None = None,
-        relevant: str | None = None,
-        watermark: int | None = None,
-        clock: int | None = None,
-    ) -> Emitted:
-        """Run one window; a watermark or clock that is not given stays.
-
-        With ``rules`` rows come under the filter ``relevant``.
-        """
-        self.watermark = self.watermark if watermark is None else watermark
-        self.clock = self.clock if clock is None else clock
+    def _run(self, batches: Iterable[pa.RecordBatch], control: Sequence[ControlTuple]) -> Emitted:
         emitted, operator = Emitted(), self.make()
         window = Window(
             number=self.number, time=self.clock, watermark=self.watermark, bucket=0, buckets=1
@@ -156,8 +118,8 @@ class Bucket:
         if self.blobs:
             operator.restore(operator.state_version, dict(self.blobs))
         operator.begin_window()
-        if rules is not None:
-            assert operator.process_control("in", control_of(rules, relevant))
+        for one in control:
+            assert operator.process_control("in", one)
         if self.watermark is not None:
             operator.advance(self.watermark)
         for batch in batches:

@@ -19,13 +19,7 @@ AGENT = "DNS:streambroker-agent"
 
 
 class Authority:
-    """A CA, and one certificate that comes from it, for 127.0.0.1 unless told otherwise.
-
-    Attributes:
-        ca: file of what to trust.
-        certificate: file of the certificate.
-        key: file of its key.
-    """
+    """A CA, and one certificate that comes from it, for 127.0.0.1 unless ``names`` differ."""
 
     def __init__(self, folder: Path, name: str, names: str = "IP:127.0.0.1") -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -38,11 +32,7 @@ class Authority:
         self.issue(names)
 
     def issue(self, names: str) -> None:
-        """Put another certificate with another key in the place of the one before.
-
-        Args:
-            names: what it is for, as openssl writes it.
-        """
+        """Put another certificate with another key in the place of the one before."""
         authority = ("-CA", str(self.ca), "-CAkey", str(self._key))
         _openssl(
             self.certificate, self.key, f"/CN={self._name}", f"subjectAltName={names}", *authority
@@ -55,12 +45,10 @@ class Authority:
         )
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the certificate."""
         der = ssl.PEM_cert_to_DER_cert(self.certificate.read_text())
         return hashlib.sha256(der).hexdigest()
 
     def context(self) -> ssl.SSLContext:
-        """Return what a server shows."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(self.certificate, self.key)
         return context

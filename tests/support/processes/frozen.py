@@ -22,13 +22,11 @@ def freeze(pid: int) -> None:
 
 
 def thaw(pid: int) -> None:
-    """Let a process go on."""
     os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """Let a process stand still for a while."""
     freeze(pid)
     try:
         yield

@@ -68,22 +68,13 @@ def main(path: str) -> None:
     )
     for export in plan.get("exports", []):
         folder = export.pop("feed")
-        frame = (
-            spark.readStream.schema(DDL)
-            .option("maxFilesPerTrigger", 1)
-            .option("latestFirst", "false")
-            .parquet(folder)
-        )
+        files = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1)
+        frame = files.option("latestFirst", "false").parquet(folder)
         pe.publish(late(frame, plan["late"]) if "late" in plan else frame, **export)
     for import_ in plan.get("imports", []):
         out, checkpoint = import_.pop("out"), import_.pop("checkpoint")
-        (
-            pe.subscribe(**import_)
-            .writeStream.format("parquet")
-            .option("path", out)
-            .option("checkpointLocation", checkpoint)
-            .start()
-        )
+        writer = pe.subscribe(**import_).writeStream.format("parquet").option("path", out)
+        writer.option("checkpointLocation", checkpoint).start()
     sys.stdout.write("job ready\n")
     sys.stdout.flush()
     spark.streams.awaitAnyTermination()

@@ -20,8 +20,6 @@ class Child:
     """A process group of its own, with its output in a file.
 
     Args:
-        command: what stands behind ``python``.
-        output: the file.
         ready: how the line begins that it prints when it is ready.
         sources: where it looks for modules first; empty for nowhere else than this process.
     """
@@ -35,23 +33,16 @@ class Child:
         environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable}
         with output.open("ab") as file:
             self.process = program(
-                command,
-                stdout=file,
-                stderr=file,
-                environment=environment,
-                own_group=True,
+                command, stdout=file, stderr=file, environment=environment, own_group=True
             )
         self._ready = ready
 
     def said(self) -> str:
-        """Return what it has printed since it was started."""
         with self.output.open(errors="replace") as file:
             file.seek(self._start)
             return file.read()
 
     def await_ready(self) -> str:
-        """Wait for its ready line and return it."""
-
         def line() -> str | None:
             if self.process.poll() is not None:
                 raise AssertionError(f"ended with {self.process.returncode}: {self.said()[-3000:]}")
@@ -82,7 +73,6 @@ class Broker(Child):
         self.url = self.await_ready().split()[-1]
 
     def restart(self) -> Broker:
-        """Start another process on the file and port of this one."""
         return Broker(self.folder, int(self.url.rpartition(":")[2]))
 
 
@@ -94,17 +84,13 @@ class Job(Child):
         path = folder / f"{name}.json"
         path.write_text(json.dumps(plan))
         super().__init__(
-            ["-m", "support.processes.job", str(path)],
-            folder / f"{name}.out",
-            "job ready",
+            ["-m", "support.processes.job", str(path)], folder / f"{name}.out", "job ready"
         )
 
     def restart(self) -> Job:
-        """Start it again from its checkpoints."""
         return Job(self.folder, self.name, self.plan)
 
     def agent_pid(self) -> int:
-        """Return the process of the job's agent."""
         found = json.loads((Path(self.plan["home"]) / "agent.json").read_text())
         return int(found["pid"])
 

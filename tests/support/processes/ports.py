@@ -17,9 +17,6 @@ def free_port() -> int:
 
     It lies below those that the system gives to outgoing connections, and no other process of the
     tests is given it until all others have had their turn: all count in one file.
-
-    Raises:
-        AssertionError: there is none.
     """
     last = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
     assert last >= _FIRST + _AT_LEAST, f"outgoing connections have all ports from {last} on"

@@ -56,7 +56,6 @@ class World:
         return name
 
     def followed(self, kind: str, port: str) -> str:
-        """Wait until the agent has a port, and return its name."""
         seen = lambda: self.pe.view_cache.port_in_view(kind, port)  # noqa: E731
         until(seen, SECONDS, f"{kind} {port} at the agent")
         return port

@@ -26,12 +26,7 @@ class NoHistoryError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """The sources of a release in a folder.
-
-    Attributes:
-        version: of the release.
-        folder: with the sources as they lie in the repository.
-    """
+    """The sources of a release in a folder."""
 
     version: str
     folder: Path
@@ -47,12 +42,7 @@ class Release:
 
 
 def unpack(folder: Path) -> Release:
-    """Unpack the last release.
-
-    Raises:
-        NoHistoryError: its commit is not here.
-        AssertionError: a process that is given its sources runs other ones.
-    """
+    """Unpack the last release."""
     line = (ROOT / "tests/fixtures/release").read_text().splitlines()[-1]
     version, commit = line.split()
     packed = subprocess.run(

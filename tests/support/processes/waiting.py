@@ -25,16 +25,7 @@ def until(
 ) -> T:
     """Return the first true value of ``condition``.
 
-    Args:
-        condition: called until it is true.
-        seconds: how long at most without progress.
-        what: the fact waited for, for the message.
-        pause_s: seconds between two calls.
-        progress: what has been reached; when the time is over and this has changed, the time
-            starts again.
-
-    Raises:
-        AssertionError: it did not come true in time; the message has the last value.
+    When the time is over and ``progress`` gives something else than before, the time starts again.
     """
     deadline, reached = time.monotonic() + seconds, progress()
     pause = threading.Event()
@@ -62,16 +53,7 @@ async def until_async(
 
 
 def first_line(stream: IO[AnyStr], seconds: float, what: str) -> AnyStr:
-    """Return the first line that another process says; an empty one if it says nothing and ends.
-
-    Args:
-        stream: its output, of which nothing was read yet.
-        seconds: how long at most; infinite for as long as it lives.
-        what: the fact waited for, for the message.
-
-    Raises:
-        AssertionError: it says nothing, and lives.
-    """
+    """Return the first line that another process says; an empty one if it says nothing and ends."""
     said, _, _ = select.select([stream], [], [], None if math.isinf(seconds) else seconds)
     assert said, f"not within {seconds} s: {what}; it has said nothing"
     return stream.readline()

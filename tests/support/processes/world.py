@@ -27,17 +27,7 @@ PASSES: Mapping[str, Callable[[Row], bool]] = {
 
 
 class World:
-    """A broker, an exporter of two streams, an importer, and the files they work on.
-
-    Args:
-        folder: for all files.
-        secured: whose certificate both agents show; None for no TLS.
-        attempts: how often Spark tries a task.
-        exporting: what the exporter's plan has besides.
-
-    Attributes:
-        reviving: drivers that have ended are started again while something is waited for.
-    """
+    """A broker, an exporter of two streams, an importer, and the files they work on."""
 
     def __init__(
         self,
@@ -49,8 +39,8 @@ class World:
         self.folder = folder
         self.reviving = False
         self.trust = secured.trust() if secured else AgentTrust()
-        tls = _tls(secured) if secured else {}
         self.broker = Broker(folder)
+        common = {"attempts": attempts, "tls": _tls(secured), "broker": self.broker.url}
         self.trades = Feed(folder / "trades")
         self.quotes = Feed(folder / "quotes", first_line=1_000_000)
         exports = [
@@ -63,40 +53,21 @@ class World:
             for name, feed in (("trades", self.trades), ("quotes", self.quotes))
         ]
         self.out, self.checkpoint = folder / "out", folder / "ck-in"
-        self.exporter = Job(
-            folder,
-            "feed",
-            {
-                "job": "feed",
-                "attempts": attempts,
-                "home": str(folder / "home-feed"),
-                "tls": tls,
-                "broker": self.broker.url,
-                "exports": exports,
-                **(exporting or {}),
-            },
-        )
-        self.importer = Job(
-            folder,
-            "alerts",
-            {
-                "job": "alerts",
-                "attempts": attempts,
-                "home": str(folder / "home-alerts"),
-                "tls": tls,
-                "broker": self.broker.url,
-                "imports": [
-                    {
-                        "port": "in",
-                        "subscription": 'kind == "trades"',
-                        "start": "earliest",
-                        "filter": "price > 10.0",
-                        "out": str(self.out),
-                        "schema": "line bigint, price double, name string",
-                        "checkpoint": str(self.checkpoint),
-                    }
-                ],
-            },
+        import_ = {
+            "port": "in",
+            "subscription": 'kind == "trades"',
+            "start": "earliest",
+            "filter": "price > 10.0",
+            "out": str(self.out),
+            "schema": "line bigint, price double, name string",
+            "checkpoint": str(self.checkpoint),
+        }
+        self.exporter, self.importer = (
+            Job(folder, job, {"job": job, "home": str(folder / f"home-{job}"), **common, **own})
+            for job, own in (
+                ("feed", {"exports": exports, **(exporting or {})}),
+                ("alerts", {"imports": [import_]}),
+            )
         )
 
     def rest(self, path: str, body: object) -> None:
@@ -120,13 +91,7 @@ class World:
         }
 
     def await_files(self, feed: Feed, seconds: float = SECONDS) -> None:
-        """Wait until the importer has committed every released file of a feed.
-
-        Args:
-            feed: the feed.
-            seconds: how long at most without another batch on either side; if infinite, for as
-                long as both jobs live.
-        """
+        """Wait until the importer has committed every released file of a feed."""
         port = feed.folder.name
 
         def batches() -> tuple[int, int]:
@@ -168,14 +133,11 @@ class World:
             end_agent(self.folder / f"home-{job}")
 
 
-def _tls(secured: Authority) -> dict[str, str]:
-    """Return the TLS settings of a job's agent."""
-    return {
-        "certificate": str(secured.certificate),
-        "key": str(secured.key),
-        "ca": str(secured.ca),
-        "clients": "required",
-    }
+def _tls(secured: Authority | None) -> dict[str, str]:
+    if secured is None:
+        return {}
+    files = {"certificate": secured.certificate, "key": secured.key, "ca": secured.ca}
+    return {**{name: str(path) for name, path in files.items()}, "clients": "required"}
 
 
 def check_rows(world: World) -> None:

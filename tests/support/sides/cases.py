@@ -13,13 +13,13 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.control.operators.operator import Window
-from streambroker_core.control.tuples import ALL_TARGETS, ControlTuple, Delivery
+from streambroker_core.control.tuples import ControlTuple, Delivery
 from streambroker_core.side import (
     Enrich,
     SideComplete,
@@ -55,7 +55,6 @@ Case = dict[str, Any]
 
 
 def load() -> list[Case]:
-    """Return all cases."""
     return [
         case
         for path in sorted(CASES.glob("*.json"))
@@ -68,7 +67,6 @@ def schema_of(columns: dict[str, str]) -> pa.Schema:
 
 
 def windows_of(given: dict[str, Any] | None) -> EventTimeWindows:
-    """Return windows as a case tells them."""
     if given is None:
         return GLOBAL
     if "fixed" in given:
@@ -77,7 +75,6 @@ def windows_of(given: dict[str, Any] | None) -> EventTimeWindows:
 
 
 def side_of(name: str, given: dict[str, Any]) -> SideInput:
-    """Return a side input as a case tells it."""
     given = _tuples(given)
     given["schema"] = schema_of(given.pop("columns"))
     given["windows"] = windows_of(given.get("windows"))
@@ -85,7 +82,6 @@ def side_of(name: str, given: dict[str, Any]) -> SideInput:
 
 
 def join_of(case: Case) -> SideJoin:
-    """Return what an operator is to do."""
     main = _tuples(case["main"])
     main["schema"] = schema_of({**main.pop("columns"), PLACE: "long"})
     windows = main.pop("windows", None)
@@ -187,6 +183,11 @@ class Run:
     held: list[int | None] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
 
+    def note(self, ended: dict[int, SideOperator]) -> None:
+        self.ended = [ended[bucket] for bucket in sorted(ended)]
+        held = [one.held_at() for one in self.ended]
+        self.held.append(min((each for each in held if each is not None), default=None))
+
 
 class Sink:
     """Takes what an operator emits."""
@@ -201,18 +202,13 @@ class Sink:
         raise AssertionError("an operator with side inputs emits no control")
 
 
-def control_of(said: SideComplete | SideVersion, number: int = 0) -> ControlTuple:
+def control_of(
+    said: SideComplete | SideVersion, number: int = 0, delivery: Delivery = Delivery.IMMEDIATE
+) -> ControlTuple:
     """Return a control tuple as a control log delivers it."""
-    return ControlTuple(
-        type=type(said).__name__,
-        id=f"log/{number}",
-        delivery=Delivery.IMMEDIATE,
-        epoch=0,
-        emitter="log",
-        seq=number,
-        text=json.dumps(asdict(said)),
-        target=ALL_TARGETS,
-    )
+    kind, text = type(said).__name__, json.dumps(asdict(said))
+    place: dict[str, Any] = {"id": f"log/{number}", "epoch": 0, "emitter": "log", "seq": number}
+    return ControlTuple(type=kind, delivery=delivery, text=text, **place)
 
 
 def bucket_of(row: dict[str, Any], key: Iterable[str], buckets: int) -> int:
@@ -225,11 +221,6 @@ class Runner:
     """An operator over windows and buckets, with the state between them.
 
     As a runtime does, it gives a bucket a window only if something came for it, or is due.
-
-    Args:
-        make: makes the operator.
-        buckets: how many there are.
-        twice: run each window twice, from one state; both have to do the same.
     """
 
     def __init__(
@@ -267,9 +258,7 @@ class Runner:
             if mine or self._is_due(bucket, window):
                 written += self._run(bucket, window, mine, at)
         self.run.written.append(written)
-        self.run.ended = [self._ended[bucket] for bucket in sorted(self._ended)]
-        held = [one.held_at() for one in self.run.ended]
-        self.run.held.append(min((h for h in held if h is not None), default=None))
+        self.run.note(self._ended)
         return self.run.out["out"][before:]
 
     def _is_due(self, bucket: int, window: Window) -> bool:
@@ -325,16 +314,15 @@ class Runner:
                     control = control_of(kind(**said), next(self._sequence))
                     assert operator.process_control(said["input"], control)
             else:
-                operator.process(port, self._batch(operator, port, rows))
+                operator.process(port, batch_of(rows, schema_at(operator.join, port)))
         operator.end_window()
         changes = operator.snapshot()
         operator.bind(window, None)
         return operator, sink, changes
 
-    def _batch(self, operator: SideOperator, port: str, rows: list[Any]) -> pa.RecordBatch:
-        join = operator.join
-        schema = join.schema if port == MAIN else join.input(port).schema
-        return batch_of(rows, schema)
+
+def schema_at(join: SideJoin, port: str) -> pa.Schema:
+    return join.schema if port == MAIN else join.input(port).schema
 
 
 def batch_of(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
@@ -420,34 +408,17 @@ def maker_of(case: Case) -> Callable[[], SideOperator]:
     return lambda: SideOperator(shape, function, tables)
 
 
-class Feeding(Protocol):
-    """Runs windows of a feed one after the other.
-
-    Attributes:
-        run: what came out so far.
-    """
-
-    run: Run
-
-    def window(self, feed: Feed, *, watermark: float | None, now: float, at: int = 0) -> Rows:
-        """Run a window of entries, and return the rows of ``out``."""
-
-
 def run(case: Case, *, pieces: int | None = 1, buckets: int = 1, twice: bool = True) -> Run:
     """Run a case, each span of its feed cut into pieces.
 
     Where it has another operator that comes first, what that gives is fed to the side input that
     it names.
     """
-
-    def make(part: Case) -> Feeding:
-        return Runner(maker_of(part), buckets, twice=twice)
-
-    return run_by(case, make, pieces=pieces)
+    return run_by(case, lambda part: Runner(maker_of(part), buckets, twice=twice), pieces=pieces)
 
 
-def run_by(case: Case, make: Callable[[Case], Feeding], *, pieces: int | None) -> Run:
-    """Run a case with what runs windows."""
+def run_by(case: Case, make: Callable[[Case], Any], *, pieces: int | None) -> Run:
+    """Run a case with what runs windows: a `Runner`, or what has its ``window`` and ``run``."""
     runner, first = make(case), case.get("first")
     earlier = None if first is None else make(first)
     for span in spans(case["feed"]):
@@ -460,18 +431,12 @@ def run_by(case: Case, make: Callable[[Case], Feeding], *, pieces: int | None) -
                 given = earlier.window(its, **moment)
                 mine = [[first["to"], row, moment["at"]] for row in given] + mine
             runner.window(mine, **moment)
-    return runner.run
+    found: Run = runner.run
+    return found
 
 
 def differences(case: Case, found: Run, *, places: bool, buckets: int) -> list[str]:
-    """Return what a run gave that the case does not expect.
-
-    Args:
-        case: the case.
-        found: the run.
-        places: whether to compare when rows came out.
-        buckets: how many there were; the order is compared bucket by bucket, key by key.
-    """
+    """Return what a run gave that the case does not expect."""
     expected = case["expect"]
     key = case["main"].get("key", [])
     problems = []

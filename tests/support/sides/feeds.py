@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from streambroker.operators import OperatorStream, stream
+from support.spark.feeds import put_file
 
 SECONDS = 60.0
 TRADES = "id string, currency string"
-RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 
 
 class Feed:
@@ -31,10 +29,7 @@ class Feed:
 
     def put(self, **columns: Any) -> None:
         number = len(list(self._folder.iterdir()))
-        name = f"{number}.parquet"
-        pq.write_table(pa.table(columns), self._folder / f".{name}")
-        os.utime(self._folder / f".{name}", (number + 1, number + 1))  # by which Spark orders them
-        (self._folder / f".{name}").rename(self._folder / name)
+        put_file(self._folder, f"{number}", pa.table(columns), order=number)
 
 
 class Rows:
@@ -59,11 +54,3 @@ def running(made: OperatorStream, rows: Rows, checkpoint: Path) -> Iterator[Stre
         yield query
     finally:
         query.stop()
-
-
-def put_rates(folder: Path, **rates: float) -> None:
-    """Put the table of a folder there, whole."""
-    folder.mkdir(exist_ok=True)
-    table = pa.table({"currency": list(rates), "rate": list(rates.values())}, schema=RATES)
-    pq.write_table(table, folder / ".a.parquet")
-    (folder / ".a.parquet").rename(folder / "a.parquet")

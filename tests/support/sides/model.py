@@ -124,11 +124,7 @@ class Side:
 
 
 class Model:
-    """An operator, one entry at a time.
-
-    Args:
-        case: as the runner of cases takes it; the feed has times in whole seconds.
-    """
+    """An operator, one entry at a time."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -147,7 +143,6 @@ class Model:
         self.turns: list[tuple[int, int, int, str, dict[str, Any]]] = []
 
     def run(self) -> Model:
-        """Take the whole feed."""
         for place, (port, what) in enumerate(self.case["feed"]):
             if port == "watermark":
                 self._advance(what)

@@ -1,27 +1,26 @@
-"""A table of rates for tests of side inputs, and an agent that keeps what it is told."""
+"""A table of rates for tests of side inputs, and an agent that keeps what is reported to it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from streambroker_core.wire.reports.side_status import SideStatus
+from support.spark.feeds import put_file
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 
 
-def put(folder: Path, **rates: float) -> None:
-    """Write the one file of a folder anew, whole."""
+def put_rates(folder: Path, **rates: float) -> None:
+    """Write the one file of a folder again, whole."""
     folder.mkdir(exist_ok=True)
     table = pa.table({"currency": list(rates), "rate": list(rates.values())}, schema=RATES)
-    pq.write_table(table, folder / ".a")
-    (folder / ".a").rename(folder / "a.parquet")
+    put_file(folder, "a", table)
 
 
 class RecordingAgent:
-    """What the agent is told."""
+    """Keeps what is reported to it."""
 
     operator = "join"
 

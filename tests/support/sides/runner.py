@@ -15,25 +15,16 @@ from streambroker_core.control.tuples import ControlTuple, Delivery
 from streambroker_core.side import SideComplete, SideOperator, SideVersion
 from streambroker_core.side.windows import SECOND
 from support.aligned.runner import Through, rows_of
-from support.sides.cases import MAIN, PLACE, Case, Feed, Rows, Run, batch_of, control_of
+from support.sides.cases import PLACE, Case, Feed, Rows, Run, batch_of, control_of, schema_at
 
 _KINDS = {"complete": SideComplete, "version": SideVersion}
 
 
 class ThroughRunner:
-    """An operator over windows and buckets; takes feeds as `support.sides.cases.Runner` does.
-
-    Attributes:
-        run: what came out.
-    """
+    """An operator over windows and buckets; takes feeds as `support.sides.cases.Runner` does."""
 
     def __init__(
-        self,
-        make: Callable[[], SideOperator],
-        buckets: int,
-        case: Case,
-        *,
-        seed: int = 0,
+        self, make: Callable[[], SideOperator], buckets: int, case: Case, *, seed: int = 0
     ) -> None:
         order = PLACE if case.get("order", "arrival") == "arrival" else None
         self._through = Through(make, buckets, order_by=order, seed=seed)
@@ -65,12 +56,8 @@ class ThroughRunner:
 
     def _say(self, entry: list[Any], rows: Feed, at: int) -> None:
         self._count += 1
-        said = control_of(_KINDS[entry[0]](**entry[1]), self._count)
         delivery = Delivery.BEGIN if self._late else Delivery.END_WINDOW
-        control = ControlTuple(
-            type=said.type, id=said.id, delivery=delivery, epoch=0, emitter="log", seq=self._count,
-            text=said.text,
-        )  # fmt: skip
+        control = control_of(_KINDS[entry[0]](**entry[1]), self._count, delivery)
         if self._late:
             self._window(rows, at)
             self._control.append(control)
@@ -83,9 +70,7 @@ class ThroughRunner:
         for outcome in outcomes:
             for output, batch in rows_of(outcome):
                 self.run.out[output] += [{**row, "at": at} for row in batch.to_pylist()]
-        self.run.ended = [self._through.last[each] for each in sorted(self._through.last)]
-        held = [one.held_at() for one in self.run.ended]
-        self.run.held.append(min((each for each in held if each is not None), default=None))
+        self.run.note(self._through.last)
 
     def _batches(self, rows: Feed) -> list[tuple[str, pa.RecordBatch]]:
         ports: dict[str, list[dict[str, Any]]] = {}
@@ -93,7 +78,7 @@ class ThroughRunner:
             ports.setdefault(port, []).append(row)
         given = []
         for port, each in ports.items():
-            schema = self._join.schema if port == MAIN else self._join.input(port).schema
+            schema = schema_at(self._join, port)
             if PLACE not in schema.names:
                 schema = schema.append(pa.field(PLACE, pa.int64()))
             given.append((port, batch_of(each, schema)))

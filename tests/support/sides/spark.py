@@ -7,9 +7,7 @@ its rows have the watermark that a case tells, and all other watermarks lie far 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -17,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
@@ -31,12 +28,11 @@ from streambroker.operators import OperatorOptions, OperatorStream, Stream, stre
 from streambroker.side import SideInputs, Table, Views
 from streambroker_core.control.tuples import ControlTuple, Delivery
 from streambroker_core.side import SideComplete, SideVersion
-from streambroker_core.side.definition import SideJoin
 from streambroker_core.side.errors import SideRowError
 from streambroker_core.side.join.enrich import enriched_schema
 from streambroker_core.side.join.function_calls import Result
 from streambroker_core.side.windows import SECOND
-from support.aligned.spark import drain
+from support.aligned.spark import SHUFFLE, configured, drain
 from support.sides.cases import (
     BUCKET,
     MAIN,
@@ -57,10 +53,10 @@ from support.sides.cases import (
     spans,
     windows_of,
 )
+from support.spark.feeds import put_file
 
 CLOCK = "clock"
 FAR = "1000000 seconds"
-SHUFFLE = "spark.sql.shuffle.partitions"
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 BODY = "case string, port string, body string, _control binary"
 _DDL = {
@@ -103,11 +99,7 @@ def _parts(entries: Feed) -> list[Part]:
     found = [Part()]
     for port, what, place in entries:
         if port in _SAID:
-            said = control_of(_SAID[port](**what), place)
-            found[-1].said = ControlTuple(
-                type=said.type, id=said.id, delivery=Delivery.END_WINDOW, epoch=0, emitter="log",
-                seq=place, text=said.text,
-            )  # fmt: skip
+            found[-1].said = control_of(_SAID[port](**what), place, Delivery.END_WINDOW)
             found.append(Part())
         else:
             found[-1].rows.append([port, what])
@@ -132,7 +124,7 @@ def write(folder: Path, cases: Sequence[Case], pieces: int | None) -> None:
                 here = one[span][turn] if turn < len(one[span]) else Part()
                 clock = one[span][-1].clock if last else None
                 rows += _lines(case, here, clock)
-            _file(folder / f"{number}.parquet", number, rows)
+            put_file(folder, f"{number}", _table(rows), order=number)
             number += 1
 
 
@@ -167,18 +159,10 @@ def _time(seconds: float | None) -> str | None:
     return at.isoformat()
 
 
-def _file(path: Path, number: int, rows: list[tuple[Any, ...]]) -> None:
-    schema = pa.schema(
-        [
-            ("case", pa.string()),
-            ("port", pa.string()),
-            ("body", pa.string()),
-            (CONTROL, pa.binary()),
-        ]
-    )
-    columns = [pa.array([row[at] for row in rows], schema.field(at).type) for at in range(4)]
-    pq.write_table(pa.Table.from_arrays(columns, schema=schema), path)
-    os.utime(path, (number + 1, number + 1))
+def _table(rows: list[tuple[str, str, str | None, bytes | None]]) -> pa.Table:
+    kinds = {**dict.fromkeys(("case", "port", "body"), pa.string()), CONTROL: pa.binary()}
+    columns = [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(kinds.values())]
+    return pa.Table.from_arrays(columns, schema=pa.schema(kinds))
 
 
 # -- a case as a user would write it ---------------------------------------------------------
@@ -188,14 +172,10 @@ class Fed:
     """Makes streams of a case from the files."""
 
     def __init__(self, frame: DataFrame, case: Case, folder: Path) -> None:
-        self._frame, self._case, self._folder = (
-            frame.where(F.col("case") == case["id"]),
-            case,
-            folder,
-        )
+        self._frame = frame.where(F.col("case") == case["id"])
+        self._case, self._folder = case, folder
 
     def port(self, port: str, of: dict[str, Any]) -> Stream:
-        """Return the rows of a port."""
         columns = {**of["columns"], PLACE: "long"}
         ddl = ", ".join(f"`{name}` {_DDL[kind]}" for name, kind in columns.items())
         rows = self._frame.where(F.col("port") == port)
@@ -204,7 +184,6 @@ class Fed:
         return made if time is None else made.with_watermark(time, of.get("delay", FAR))
 
     def control(self) -> Stream:
-        """Return what is said."""
         frame = self._frame.where(F.col("port") == "control").select(CONTROL)
         spark = self._frame.sparkSession
         return Stream(StreamPlan(spark=spark, control_frames=(ControlFrame(frame=frame),)))
@@ -235,7 +214,6 @@ class _Versioned(Table):
 
 
 def sides_of(case: Case, fed: Fed, prefix: str = "", to: Stream | None = None) -> SideInputs:
-    """Return a case as a stream with side inputs."""
     given = dict(case["main"])
     main = fed.port(prefix + MAIN, given)
     if given.get("key"):
@@ -292,7 +270,7 @@ def made_of(case: Case, fed: Fed, buckets: int) -> OperatorStream:
     if (first := case.get("first")) is not None:
         earlier = {**first, "id": case["id"], "feed": []}
         to = sides_of(earlier, fed, "first.").to_stream(
-            name=f"{_name(case)}-first", options=OperatorOptions(order_by=PLACE)
+            name=f"{case['id']}-first", options=OperatorOptions(order_by=PLACE)
         )
     sides, join = sides_of(case, fed, to=to), join_of(case)
     options = OperatorOptions(
@@ -300,12 +278,14 @@ def made_of(case: Case, fed: Fed, buckets: int) -> OperatorStream:
         buckets=case["expect"].get("only", {}).get("buckets", buckets),
         order_by=PLACE if join.order == "arrival" else None,
     )
-    settings: dict[str, Any] = {"name": _name(case), "options": options}
+    settings: dict[str, Any] = {"name": str(case["id"]), "options": options}
     word = case.get("function", "see")
     if word is None:
         return sides.to_stream(**settings)
     if join.grouped:
-        return sides.apply(Grouped(case), _group_schema(join), **settings)
+        more = [("id", pa.string()), ("window", pa.float64()), ("sees", pa.string())]
+        grouped = pa.schema([*(join.schema.field(name) for name in join.key), *more])
+        return sides.apply(Grouped(case), grouped, **settings)
     functions = {"change": change, "product": product, "see": see(case)}
     schema = enriched_schema(join)
     if word == "see":
@@ -327,31 +307,7 @@ class Grouped:
         return group(self._case)(rows, views)
 
 
-def _group_schema(join: SideJoin) -> pa.Schema:
-    keys = [join.schema.field(name) for name in join.key]
-    more = [("id", pa.string()), ("window", pa.float64()), ("sees", pa.string())]
-    return pa.schema([*keys, *more])
-
-
-def _name(case: Case) -> str:
-    return str(case["id"])
-
-
 # -- running ---------------------------------------------------------------------------------
-
-
-@contextmanager
-def settings(spark: SparkSession, partitions: int) -> Iterator[None]:
-    """Set what a query is started with."""
-    conf = {SHUFFLE: str(partitions), POLICY: "max"}
-    before = {name: spark.conf.get(name) for name in conf}
-    for name, value in conf.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, former in before.items():
-            spark.conf.set(name, str(former))
 
 
 def run_on_spark(
@@ -383,7 +339,7 @@ def run_on_spark(
         for row in sorted(batch.collect(), key=lambda row: (row.bucket, row.seq)):
             found[row.case].take(row)
 
-    with settings(spark, partitions):
+    with configured(spark, {SHUFFLE: str(partitions), POLICY: "max"}):
         drain(every.writeStream.foreachBatch(take), folder / "checkpoint")
     return found
 
@@ -423,7 +379,6 @@ class Seen:
             self.run.out[output].append({**row, BUCKET: bucket})
 
     def differences(self, case: Case, buckets: int) -> list[str]:
-        """Return what a case does not expect."""
         expect = dict(case["expect"])
         problems = []
         for name, value in expect.pop("figures", {}).items():

@@ -42,10 +42,13 @@ def _last(log: Path) -> int:
     return max((int(f.name) for f in log.glob("[0-9]*")), default=-1)
 
 
-def offset(checkpoint: Path, batch: int, source: int = 0) -> Offset:
+def offset(checkpoint: Path, batch: int) -> Offset:
     """Return the end offset of a planned batch."""
-    lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
-    return Offset.decode(json.loads(lines[2 + source]))
+    return Offset.decode(_planned(checkpoint, batch))
+
+
+def _planned(checkpoint: Path, batch: int) -> Any:
+    return json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])
 
 
 def batches(checkpoint: Path) -> Iterator[Batch]:
@@ -57,7 +60,7 @@ def batches(checkpoint: Path) -> Iterator[Batch]:
         start = end
 
 
-def files_by_batch(checkpoint: Path, source: int = 0) -> list[list[int]]:
+def files_by_batch(checkpoint: Path) -> list[list[int]]:
     """Return which feed files each committed batch of a file stream took.
 
     One batch takes several entries of the source's own log if the query was killed after it had
@@ -65,15 +68,14 @@ def files_by_batch(checkpoint: Path, source: int = 0) -> list[list[int]]:
     """
     last = committed(checkpoint)  # before the entries are read: the query may go on meanwhile
     of_entry: dict[int, int] = {}
-    for log in (checkpoint / "sources" / str(source)).glob("[0-9]*"):
+    for log in (checkpoint / "sources" / "0").glob("[0-9]*"):
         for line in log.read_text().splitlines()[1:]:
             entry = json.loads(line)
             number = int(entry["path"].rpartition("/")[2].removesuffix(".parquet"))
             of_entry[int(entry["batchId"])] = number
     result, first = [], 0
     for batch in range(last + 1):
-        lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
-        next_ = int(json.loads(lines[2 + source])["logOffset"]) + 1
+        next_ = int(_planned(checkpoint, batch)["logOffset"]) + 1
         result.append([of_entry[entry] for entry in range(first, next_)])
         first = next_
     return result
@@ -84,13 +86,7 @@ def expected(
     epochs: Mapping[str, Sequence[list[Row]]],
     passes: Mapping[str, Callable[[Row], bool]],
 ) -> Counter[Row]:
-    """Return the rows that an importer's committed batches have to have delivered.
-
-    Args:
-        checkpoint: of the importing query.
-        epochs: by stream, the rows of each epoch.
-        passes: by canonical filter, whether a row passes it.
-    """
+    """Return the rows that an importer's committed batches have to have delivered."""
     rows: Counter[Row] = Counter()
     for batch in batches(checkpoint):
         for stream, (first, next_) in batch.ranges.items():

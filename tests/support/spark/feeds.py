@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,15 @@ Row = tuple[int, float, str]
 def row(line: int) -> Row:
     """Return the row with a number; the same one whenever it is asked for."""
     return (line, float(line * 7 % 50), f"name {line % 11}")
+
+
+def put_file(folder: Path, name: str, table: pa.Table, *, order: int | None = None) -> None:
+    """Put a Parquet file where a query looks, whole; Spark takes those with an order by it."""
+    hidden = folder / f".{name}"
+    pq.write_table(table, hidden)
+    if order is not None:
+        os.utime(hidden, (order + 1, order + 1))
+    hidden.rename(folder / f"{name}.parquet")
 
 
 @dataclass
@@ -38,11 +48,8 @@ class Feed:
         return [row(line) for line in self.lines(file)]
 
     def release(self, count: int = 1) -> None:
-        """Let the query see the next files."""
         for _ in range(count):
             columns = zip(*self.rows(self.files), strict=True)
             table = pa.table(dict(zip(("line", "price", "name"), columns, strict=True)))
-            hidden = self.folder / f".{self.files:06d}.tmp"
-            pq.write_table(table, hidden)
-            hidden.rename(self.folder / f"{self.files:06d}.parquet")
+            put_file(self.folder, f"{self.files:06d}", table)
             self.files += 1

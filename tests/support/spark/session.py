@@ -50,8 +50,6 @@ class Sink:
 
 
 class Session:
-    """Jobs of one test."""
-
     def __init__(self, spark: SparkSession, folder: Path, broker: str | None) -> None:
         self.spark, self.folder, self.broker = spark, folder, broker
         self.pes: list[PE] = []
@@ -71,11 +69,8 @@ class Session:
         return pe
 
     def files(self, feed: Feed) -> DataFrame:
-        return (
-            self.spark.readStream.schema(DDL)
-            .option("maxFilesPerTrigger", 1)
-            .parquet(str(feed.folder))
-        )
+        reader = self.spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1)
+        return reader.parquet(str(feed.folder))
 
     def publish(self, pe: PE, feed: Feed, port: str, **settings: Any) -> StreamingQuery:
         settings.setdefault("checkpoint", self.folder / f"ck-{pe.key.job}-{port}")
@@ -88,9 +83,8 @@ class Session:
     ) -> tuple[StreamingQuery, Sink]:
         sink = sink or Sink()
         self.sinks.append(sink)
-        writer = frame.writeStream.foreachBatch(sink).option(
-            "checkpointLocation", str(self.folder / f"ck-{name}")
-        )
+        place = str(self.folder / f"ck-{name}")
+        writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", place)
         query = (writer.trigger(**trigger) if trigger else writer).start()
         self.queries.append(query)
         return query, sink
@@ -105,12 +99,10 @@ class Session:
 
 
 def exporter_status(pe: PE, port: str) -> dict[str, Any]:
-    """Return an export's figures from its agent."""
     status: dict[str, Any] = pe.status()["exports"][f"{pe.key}/{port}"]
     return status
 
 
 def only_reader(pe: PE, port: str) -> dict[str, Any]:
-    """Return the figures of an export's one reader."""
     (reader,) = exporter_status(pe, port)["readers"].values()
     return dict(reader)

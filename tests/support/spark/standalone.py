@@ -23,11 +23,7 @@ START_SECONDS = 120.0
 
 
 class Standalone:
-    """A master and a worker for each of :data:`HOSTS`, with one core each.
-
-    Args:
-        folder: for their files.
-    """
+    """A master and a worker for each of :data:`HOSTS`, with one core each."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -63,7 +59,6 @@ class Standalone:
             )
 
     def end(self) -> None:
-        """End all; executors end with their worker."""
         for process in self._processes[::-1]:
             process.terminate()
         for process in self._processes:

@@ -175,12 +175,7 @@ class Replica:
         self.apply(FeedLost(kind=kind))
 
     def begin_session(self, *, silent: bool) -> None:
-        """Feel that the store was restored: the feeds end, the next lists begin new ones.
-
-        Args:
-            silent: nobody says so where the next lists say it themselves, by being of an older
-                version than the last ones.
-        """
+        """Feel that the store was restored: the feeds end, the next lists begin new ones."""
         self.coming = [pair for pair in self.coming if queue_of(pair[0]) == "Agent"]
         self.past = [event for event in self.past if queue_of(event) == "Agent"]
         self.gap.update(KINDS)

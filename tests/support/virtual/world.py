@@ -150,7 +150,6 @@ class World:
         return tuple(pair for pair in self.held.values() if kind_of(pair[0]) == kind)
 
     def scanned(self) -> Scan:
-        """Return what follows from the truth."""
         agents = {key: registration for key, (registration, _) in self.agents.items()}
         return scan((resource for resource, _ in self.held.values()), agents)
 
@@ -173,11 +172,7 @@ class World:
         """Give a resource another spec, or the same again."""
         template = _template(kind_of(old), f"{old.key.job}/{old.key.port}", variant)
         new = replace(
-            template,
-            uid=old.uid,
-            created=old.created,
-            name=old.name,
-            generation=old.generation + 1,
+            template, uid=old.uid, created=old.created, name=old.name, generation=old.generation + 1
         )
         return self.write(new)
 
@@ -196,7 +191,6 @@ class World:
         return ImportApplied(import_=resource, version=self.counter)
 
     def delete(self, gone: Resource) -> BoardEvent:
-        """Delete a resource."""
         self.counter += 1
         del self.held[gone.uid]
         self.past[gone.uid].append(None)
@@ -222,7 +216,6 @@ class World:
         return PeWithdrawn(pe=key, version=self.agent_counter)
 
     def save(self) -> None:
-        """Keep a copy of the store."""
         self.saved = (self.counter, dict(self.held))
         self.saved_agents = dict(self.agents)
 

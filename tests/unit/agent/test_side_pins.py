@@ -25,7 +25,7 @@ from pe_agent.side.tables.versions import JOURNAL, Versions, read_version, sorte
 from streambroker.side import PinError, Table, TableError, TableStore
 from streambroker_core.side import SideInput, SideJoin
 from streambroker_core.side.errors import SideError, SideVersionError
-from support.sides.rates import RATES, RecordingAgent, put
+from support.sides.rates import RATES, RecordingAgent, put_rates
 
 TRADES = pa.schema([("id", pa.string()), ("currency", pa.string())])
 
@@ -45,7 +45,7 @@ def rates(**reported: Any) -> SideInput:
 
 def bound(store: TableStore, tmp_path: Path) -> Table:
     """Return a table that rows without state meet, with its first version."""
-    put(tmp_path / "in", USD=2.0, EUR=1.0)
+    put_rates(tmp_path / "in", USD=2.0, EUR=1.0)
     table = store.folder("rates", tmp_path / "in", every=None)
     table.bind_stateless(rates())
     return table
@@ -53,7 +53,7 @@ def bound(store: TableStore, tmp_path: Path) -> Table:
 
 def change(table: Table, tmp_path: Path) -> str:
     """Write one more version; return its name."""
-    put(tmp_path / "in", USD=2.0, EUR=time.monotonic())
+    put_rates(tmp_path / "in", USD=2.0, EUR=time.monotonic())
     return table.refresh().version
 
 
@@ -288,7 +288,7 @@ def test_pins_are_there_when_the_store_is_opened_again(tmp_path: Path) -> None:
     with TableStore(tmp_path / "store") as store:
         table = bound(store, tmp_path)
         first = pinned(table, 0)
-    put(tmp_path / "in", EUR=7.0)
+    put_rates(tmp_path / "in", EUR=7.0)
     with TableStore(tmp_path / "store") as store:
         table = store.folder("rates", tmp_path / "in", every=None)
         assert table.state().version != first
@@ -346,12 +346,12 @@ def test_a_version_is_listed_when_all_that_belongs_to_it_is_there(
 def test_what_cannot_be_used_is_no_version_for_rows_without_state(
     store: TableStore, tmp_path: Path
 ) -> None:
-    put(tmp_path / "in", EUR=1.0)
+    put_rates(tmp_path / "in", EUR=1.0)
     table = store.folder("rates", tmp_path / "in", every=None)
     table.bind_stateless(rates(max_entries=2))
     table.bind_stateless(rates())
     before = table.state().version
-    put(tmp_path / "in", EUR=1.0, USD=2.0, CHF=3.0)
+    put_rates(tmp_path / "in", EUR=1.0, USD=2.0, CHF=3.0)
     with pytest.raises(TableError, match=r"rows of a version: 3, the limit is 2.*[^.]\.$"):
         table.refresh()
     assert pinned(table, 0) == before
@@ -406,9 +406,9 @@ def test_a_pin_that_cannot_be_read_is_named_and_no_version_goes(
     with pytest.raises(PinError, match=why):
         pinned(table, 0)
     change(table, tmp_path)
-    put(tmp_path / "other", USD=1.0)
+    put_rates(tmp_path / "other", USD=1.0)
     other = store.folder("other", tmp_path / "other", every=None)
-    put(tmp_path / "other", USD=2.0)
+    put_rates(tmp_path / "other", USD=2.0)
     other.refresh()
     with pytest.raises(PinError, match=why):
         store.clean()
@@ -444,7 +444,7 @@ def test_a_version_that_cannot_be_made_ready_leaves_nothing(
         raise MemoryError("too many rows to sort")
 
     monkeypatch.setattr(table, "_prepare", fail)
-    put(tmp_path / "in", USD=3.0)
+    put_rates(tmp_path / "in", USD=3.0)
     with pytest.raises(TableError, match="too many rows to sort"):
         table.refresh()
     assert sorted(table.folder.glob("*.arrow")) == before

@@ -25,7 +25,7 @@ from streambroker.side import Table, TableError, TableStore
 from streambroker_core.side import SideInput
 from streambroker_core.side.errors import SideDefinitionError, SideVersionError
 from support.processes.waiting import until
-from support.sides.rates import RATES, put
+from support.sides.rates import RATES, put_rates
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_table_has_a_name_that_nothing_else_in_the_folder_has(
     store: TableStore, tmp_path: Path, name: str
 ) -> None:
     """What is not a version is removed from the folder of a table: of `readers`, all of it."""
-    put(tmp_path / "in", EUR=1.0)
+    put_rates(tmp_path / "in", EUR=1.0)
     with pytest.raises(TableError, match="use a name of letters, digits and _ that is not in use"):
         store.folder(name, tmp_path / "in")
 
@@ -75,7 +75,7 @@ def test_one_side_input_of_a_name_is_one_table_of_a_store(
     store: TableStore, tmp_path: Path
 ) -> None:
     """Announcements say the name alone: a query would look for a version in the other's folder."""
-    put(tmp_path / "in", EUR=1.0)
+    put_rates(tmp_path / "in", EUR=1.0)
     first, second = (store.folder(name, tmp_path / "in", every=None) for name in ("a", "b"))
     first.bind(rates())
     with pytest.raises(SideDefinitionError, match="table a of the same store is a side input of"):
@@ -87,7 +87,7 @@ def test_one_side_input_of_a_name_is_one_table_of_a_store(
 def test_a_version_whose_announcement_failed_is_announced_with_the_next_look(
     store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(tmp_path / "in", EUR=1.0)
+    put_rates(tmp_path / "in", EUR=1.0)
     table = store.folder("rates", tmp_path / "in", every=None)
     table.bind(rates())
     append = store.control.append
@@ -96,7 +96,7 @@ def test_a_version_whose_announcement_failed_is_announced_with_the_next_look(
         raise OSError("no space left")
 
     monkeypatch.setattr(store.control, "append", full)
-    put(tmp_path / "in", EUR=2.0)
+    put_rates(tmp_path / "in", EUR=2.0)
     table.poll()
     assert "no space left" in (table.state().error or "")
     assert len(announced(store)) == 1
@@ -123,9 +123,9 @@ def test_tables_are_looked_at_again_after_a_folder_was_away(
     due = Table.is_due
     monkeypatch.setattr(tables_module, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(Table, "is_due", away)
-    put(tmp_path / "in", EUR=1.0)
+    put_rates(tmp_path / "in", EUR=1.0)
     table = store.folder("rates", tmp_path / "in", every=0.1)
-    put(tmp_path / "in", EUR=2.0)
+    put_rates(tmp_path / "in", EUR=2.0)
     until(lambda: content(table, table.state().version) == {"EUR": 2.0}, 20.0, "the new version")
     assert len(failed) == 3
 
@@ -144,12 +144,12 @@ def test_a_database_that_does_not_answer_holds_up_nobody(
             answers.wait(20.0)
         return sqlite3.connect(path)
 
-    put(tmp_path / "in", EUR=1.0)
+    put_rates(tmp_path / "in", EUR=1.0)
     with TableStore(tmp_path / "store") as store:
         slow = store.query("slow", connect, "select 'EUR' as currency, random() as rate", every=0.1)
         quick = store.folder("quick", tmp_path / "in", every=0.1)
         assert asked.wait(20.0)
-        put(tmp_path / "in", EUR=2.0)
+        put_rates(tmp_path / "in", EUR=2.0)
         until(
             lambda: content(quick, quick.state().version) == {"EUR": 2.0}, 20.0, "the new version"
         )
@@ -160,7 +160,7 @@ def test_a_database_that_does_not_answer_holds_up_nobody(
 
 
 def test_versions_are_kept_for_a_query_whose_file_is_damaged(tmp_path: Path) -> None:
-    put(tmp_path / "in", EUR=1.0)
+    put_rates(tmp_path / "in", EUR=1.0)
     with TableStore(tmp_path / "store", grace=60.0) as store:
         table = store.folder("rates", tmp_path / "in", every=None)
         table.bind(rates())
@@ -168,7 +168,7 @@ def test_versions_are_kept_for_a_query_whose_file_is_damaged(tmp_path: Path) -> 
         damaged = store.path / READERS / "one.json"
         damaged.write_text('{"next"')
         for value in (2.0, 3.0):
-            put(tmp_path / "in", EUR=value)
+            put_rates(tmp_path / "in", EUR=value)
             table.refresh()
         store.clean()
         assert len(table.state().kept) == 3
@@ -184,7 +184,7 @@ def versions_of(part: Any) -> list[str]:
 
 def begun(store: TableStore, tmp_path: Path) -> tuple[Table, ControlReader, dict[str, Any]]:
     """Return a table with one version, a reader, and its offset behind that version."""
-    put(tmp_path / "in", EUR=0.0)
+    put_rates(tmp_path / "in", EUR=0.0)
     table = store.folder("rates", tmp_path / "in", every=None)
     table.bind(rates())
     reader = ControlReader(VersionOffsets(store.path / "control"))
@@ -198,7 +198,7 @@ def test_a_query_that_stands_keeps_two_versions_and_not_all_that_came_since(
     table, reader, done = begun(store, tmp_path)
     names = [table.state().version]
     for value in range(1, 6):
-        put(tmp_path / "in", EUR=float(value))
+        put_rates(tmp_path / "in", EUR=float(value))
         names.append(table.refresh().version)
         if value == 3:
             planned = reader.latestOffset(done, None)
@@ -223,7 +223,7 @@ def test_a_driver_that_starts_again_keeps_what_queries_need_that_do_not_run_yet(
         table, _, _ = begun(store, tmp_path)
         names = [table.state().version]
         for value in (1.0, 2.0):
-            put(tmp_path / "in", EUR=value)
+            put_rates(tmp_path / "in", EUR=value)
             names.append(table.refresh().version)
     with TableStore(tmp_path / "store") as store:
         table = store.folder("rates", tmp_path / "in", every=None)
@@ -241,14 +241,14 @@ def test_a_version_that_a_window_is_about_to_have_stays_while_the_next_one_comes
 ) -> None:
     """However announcement and removal fall between the steps in which an offset is made."""
     table, reader, done = begun(store, tmp_path)
-    put(tmp_path / "in", EUR=1.0)
+    put_rates(tmp_path / "in", EUR=1.0)
     table.refresh()
     count = Lines.count
     values = iter(range(2, 9))
 
     def meanwhile(self: Lines) -> int:
         found = count(self)
-        put(tmp_path / "in", EUR=float(next(values)))
+        put_rates(tmp_path / "in", EUR=float(next(values)))
         table.refresh()
         store.clean()
         return found
@@ -267,7 +267,7 @@ def test_a_version_that_a_window_is_about_to_have_stays_while_the_next_one_comes
 
 
 def test_a_store_that_is_closed_leaves_its_folder_to_others(tmp_path: Path) -> None:
-    put(tmp_path / "in", EUR=1.0)
+    put_rates(tmp_path / "in", EUR=1.0)
     with TableStore(tmp_path / "store") as store:
         table = store.folder("rates", tmp_path / "in", every=None)
     for use in (table.refresh, lambda: table.bind(rates())):
@@ -297,12 +297,12 @@ def test_a_driver_that_ends_at_any_step_leaves_versions_whole(
 ) -> None:
     """What was announced is there as it was; the next driver announces what was not."""
     monkeypatch.setattr(tables_module, "_CLEAN_SECONDS", 1e6)  # no query asks for the first one
-    put(tmp_path / "in", USD=1.0, EUR=1.0)
+    put_rates(tmp_path / "in", USD=1.0, EUR=1.0)
     with TableStore(tmp_path / "store") as store:
         table = store.folder("rates", tmp_path / "in", every=None)
         table.bind(rates())
         first = table.state().version
-        put(tmp_path / "in", USD=2.0, EUR=2.0)
+        put_rates(tmp_path / "in", USD=2.0, EUR=2.0)
         owner, name = STEPS[step]
         real = getattr(owner, name)
 

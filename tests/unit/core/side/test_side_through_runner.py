@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from streambroker_core.errors import StreambrokerError
-from support.sides.cases import Case, Feeding, Run, differences, load, maker_of, run_by
+from support.sides.cases import Case, Run, differences, load, maker_of, run_by
 from support.sides.runner import ThroughRunner
 
 CASES = [case for case in load() if "refused" not in case["expect"]]
 
 
 def through(case: Case, *, pieces: int | None, buckets: int, seed: int) -> Run:
-    def make(part: Case) -> Feeding:
+    def make(part: Case) -> ThroughRunner:
         return ThroughRunner(maker_of(part), buckets, part, seed=seed)
 
     return run_by(case, make, pieces=pieces)
