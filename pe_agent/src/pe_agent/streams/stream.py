@@ -26,6 +26,7 @@ from pe_agent.job.publish import ExportSettings, QueryStart, export_spec, start_
 from pe_agent.log.control_file import read_log_id
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.streams import old_methods
+from pe_agent.streams.side_input import check_given
 from pe_agent.streams.side_inputs import SideInputs
 from streambroker_core.deprecation import deprecated_name
 from streambroker_core.errors import AlignedError
@@ -277,7 +278,11 @@ class Stream:
         Args:
             inputs: side inputs by the names that functions use, made by ``side_map`` and similar
                 functions. Their order decides at equal positions.
+
+        Raises:
+            SideDefinitionError: one is made by none of these functions.
         """
+        check_given(inputs)
         return SideInputs(
             main=self.plan, sources=inputs, make_rows=Stream, make_operator=OperatorStream
         )
@@ -292,17 +297,18 @@ class Stream:
         """Return the columns of the rows."""
         return self.plan.schema()
 
-    def to_df(self, *, again: bool = False) -> DataFrame:
+    def to_df(self, *, again: bool | None = None) -> DataFrame:
         """Return the rows as a streaming DataFrame, without control.
 
+        It may feed several queries. Each runs the operators upstream with a state of its own.
+
         Args:
-            again: the operators upstream may run in another query as well.
+            again: deprecated: without effect.
 
         Raises:
-            AlignedError: an operator upstream is already used by a query.
+            AlignedError: it is a stream of control tuples alone.
         """
-        self.plan.require_data("rows")
-        self.plan.mark_used(again=again)
+        old_methods.ignore_again(again)
         return self.plan.without_control()
 
     def publish(
@@ -310,7 +316,7 @@ class Stream:
         port: str,
         *,
         checkpoint: str | Path,
-        again: bool = False,
+        again: bool | None = None,
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
         redeclare: bool = False,
@@ -321,7 +327,7 @@ class Stream:
         Args:
             port: name of the export port.
             checkpoint: directory of the query's checkpoint.
-            again: the operators upstream may run in another query as well.
+            again: deprecated: without effect.
             trigger: as for ``PE.publish``, like ``query_name`` and ``redeclare``.
             query_name: name of the query.
             redeclare: overwrite the Export that exists.
@@ -330,9 +336,9 @@ class Stream:
         Raises:
             AlignedError: the stream was made without a PE, or ``to_df`` refuses.
         """
+        old_methods.ignore_again(again)
         plan, spec = self.plan, export_spec("publish", port, settings)
         job, data = plan.require_job("publish"), plan.require_data("rows")
-        plan.mark_used(again=again)
         if isinstance(data, OutputFrame) and not plan.control_frames:
             exports = {data.output: (port, data.columns, spec)}
             frame, sink = sink_for_outputs(data.frame, exports)
@@ -434,7 +440,7 @@ class OperatorStream(Stream):
         ports: Mapping[str, str],
         *,
         checkpoint: str | Path,
-        again: bool = False,
+        again: bool | None = None,
         properties: Mapping[str, Mapping[str, Any]] | None = None,
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
@@ -447,7 +453,7 @@ class OperatorStream(Stream):
         Args:
             ports: export ports by output.
             checkpoint: directory of the query's checkpoint.
-            again: the operators may run in another query as well.
+            again: deprecated: without effect.
             properties: properties of the exports, by output; optional for an export that exists.
             trigger: as for ``PE.publish``, like ``query_name`` and ``redeclare``.
             query_name: name of the query.
@@ -455,8 +461,9 @@ class OperatorStream(Stream):
 
         Raises:
             AlignedError: there is no such output, properties name an output that is not published,
-                two outputs have the same export, or ``to_df`` refuses.
+                or two outputs have the same export.
         """
+        old_methods.ignore_again(again)
         node, export_properties = self.node(), dict(properties or {})
         for output in ports:
             self.outputs[output]
@@ -475,7 +482,6 @@ class OperatorStream(Stream):
             for output, port in ports.items()
         }
         frame, sink = sink_for_outputs(node.frame, exports)
-        self.plan.mark_used(again=again)
         start = QueryStart(checkpoint, trigger, query_name)
         return start_query(job, frame, sink, start, redeclare=redeclare)
 
@@ -484,7 +490,7 @@ class OperatorStream(Stream):
         function: Callable[[dict[str, DataFrame], int], None],
         *,
         checkpoint: str | Path,
-        again: bool = False,
+        again: bool | None = None,
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
     ) -> StreamingQuery:
@@ -495,15 +501,15 @@ class OperatorStream(Stream):
                 crash it is called again for the last window, with the same rows: key its side
                 effects by window number or by identity.
             checkpoint: directory of the query's checkpoint.
-            again: the operators may run in another query as well.
+            again: deprecated: without effect.
             trigger: as for ``DataStreamWriter.trigger``.
             query_name: name of the query.
 
         Raises:
-            AlignedError: as for ``to_df``.
+            AlignedError: another step follows the operator.
         """
+        old_methods.ignore_again(again)
         node = self.node()
-        self.plan.mark_used(again=again)
         schemas = dict(node.schemas)
 
         def call(frame: DataFrame, window: int) -> None:
