@@ -221,7 +221,7 @@ def test_one_join_feeds_several_queries_each_with_its_own_state(
         drained("two")
         assert found == {"one": [("a", 1.0)], "two": [("a", 1.0), ("b", 2.0)]}
         drained("one")
-    assert found == dict.fromkeys(("one", "two"), [("a", 1.0), ("b", 2.0)])
+    assert found == {name: [("a", 1.0), ("b", 2.0)] for name in ("one", "two")}
 
 
 def counted(

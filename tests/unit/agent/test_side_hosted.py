@@ -236,7 +236,7 @@ def test_a_source_without_a_kind_is_refused_with_the_kinds_there_are(
 ) -> None:
     nothing: Any = None
     why = (
-        rf"`rates`: a {type(source).__name__} does not say how rows see it; write"
+        rf"`rates`: a {type(source).__name__} without a kind, which decides how rows see it; write"
         r" rates=side_map\(…, key=…\) .* side_multimap\(.* side_singleton\(.* side_list\("
     )
     with pytest.raises(SideDefinitionError, match=why):

@@ -31,7 +31,7 @@ from pe_agent.side.row_functions import (
 )
 from pe_agent.side.tables.cache import cached_tables_for
 from pe_agent.side.tables.store import Table
-from pe_agent.streams.side_input import Given
+from pe_agent.streams.side_input import Given, check_kinds
 from streambroker_core.model.durations import FORMS, Duration, in_microseconds
 from streambroker_core.side import Enrich, SideInput, SideJoin, fixed, sliding
 from streambroker_core.side.definition import MAIN
@@ -81,6 +81,9 @@ class SideInputs(Generic[Rows, Made]):
     make_operator: Callable[[StreamPlan], Made]
     enrichments: tuple[Enrich, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_kinds(self.sources)
 
     # -- settings ----------------------------------------------------------------------------
 

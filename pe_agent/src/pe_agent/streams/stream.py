@@ -26,7 +26,6 @@ from pe_agent.job.publish import ExportSettings, QueryStart, export_spec, start_
 from pe_agent.log.control_file import read_log_id
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.streams import old_methods
-from pe_agent.streams.side_input import check_given
 from pe_agent.streams.side_inputs import SideInputs
 from streambroker_core.deprecation import deprecated_name
 from streambroker_core.errors import AlignedError
@@ -280,9 +279,8 @@ class Stream:
                 functions. Their order decides at equal positions.
 
         Raises:
-            SideDefinitionError: one is made by none of these functions.
+            SideDefinitionError: an input is not made by such a function.
         """
-        check_given(inputs)
         return SideInputs(
             main=self.plan, sources=inputs, make_rows=Stream, make_operator=OperatorStream
         )
