@@ -53,8 +53,8 @@ def run(spark: SparkSession, folder: Path) -> list[list[int]]:
         lambda: limits.put(at=seconds(15), limit=[10]),  # 40 was refused, and stays so
         lambda: readings.put(at=seconds(16), v=[41]),  # passes by the new limit
     ]
-    timed = (sb.stream(one.frame).with_watermark("at", "1 minute") for one in (readings, limits))
-    return after_each(program(*timed), "v", folder / "ck", steps)
+    main_, side = (sb.stream(f.frame).with_watermark("at", "1 minute") for f in (readings, limits))
+    return after_each(program(main_.key_by("v"), side), "v", folder / "ck", steps)
 
 
 if __name__ == "__main__":
