@@ -65,7 +65,7 @@ def test_a_second_query_needs_no_request_any_more(
     made.to_df()
     made.to_df()
     assert names(warned) == set()
-    assert made.to_df(again=True).columns == ["k", "v", "factor"]
+    assert made.to_df(again=True).columns == ["k", "v", "window"]
     assert names(warned) == {"again="}
     query = made.foreach_batch(lambda *_: None, checkpoint=tmp_path / "ck", again=False)
     query.stop()
