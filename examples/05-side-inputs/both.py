@@ -17,7 +17,7 @@ from feeding import main
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Feed", "Step", "main", "out", "seconds", "write"]
+__all__ = ["Feed", "Step", "after_each", "main", "out", "seconds", "write"]
 
 Step = Callable[[], None]
 
@@ -81,3 +81,27 @@ def out(
     finally:
         query.stop()
     return sorted((row for window in rows for row in rows[window]), key=str)
+
+
+def after_each(
+    frame: DataFrame, column: str, checkpoint: Path, steps: Sequence[Step]
+) -> list[list[Any]]:
+    """Return the values of a column that a query gives after each step, sorted."""
+    found: list[list[Any]] = []
+
+    def take(batch: DataFrame, window: int) -> None:
+        found[-1] += sorted(row[column] for row in batch.collect())
+
+    query = None
+    try:
+        for step in steps:
+            found.append([])
+            step()
+            if query is None:
+                writer = frame.writeStream.foreachBatch(take)
+                query = writer.option("checkpointLocation", str(checkpoint)).start()
+            query.processAllAvailable()
+    finally:
+        if query is not None:
+            query.stop()
+    return found

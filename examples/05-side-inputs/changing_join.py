@@ -84,11 +84,7 @@ def with_side(spark: SparkSession, folder: Path) -> Result:
 
         def make() -> DataFrame:
             sides = stream(trades.frame).join_side(rates=side_map(table, key="currency"))
-            return (
-                sides.enrich("rates", on="currency")
-                .to_stream(options=OperatorOptions(buckets=2))
-                .to_df()
-            )
+            return sides.enrich("rates", on="currency").to_df(options=OperatorOptions(buckets=2))
 
         def change() -> None:
             write(rates, "rates", currency=["EUR"], rate=[2.0])

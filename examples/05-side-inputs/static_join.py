@@ -51,11 +51,8 @@ def with_side(spark: SparkSession, folder: Path) -> Result:
     with TableStore(folder / "store") as store:
         table = store.folder("airlines", airlines)
         sides = stream(flights.frame).join_side(airlines=side_map(table, key="carrier"))
-        joined = (
-            sides.enrich("airlines", on="carrier")
-            .to_stream(options=OperatorOptions(buckets=2))
-            .to_df()
-        )
+        options = OperatorOptions(buckets=2)
+        joined = sides.enrich("airlines", on="carrier").to_df(options=options)
 
         def later() -> None:
             write(airlines, "second", carrier=["B6"], airline=["JetBlue"])

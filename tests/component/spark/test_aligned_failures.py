@@ -97,11 +97,7 @@ def test_the_cause_of_a_window_that_failed_comes_first(
     )  # fmt: skip
     assert found.place is not None
     assert "operators.py:" in found.place
-    query = failing.foreach_batch(
-        counted,
-        checkpoint=tmp_path / "ck-first",
-        again=True,
-    )
+    query = failing.foreach_batch(counted, checkpoint=tmp_path / "ck-first")
     with pytest.raises(StreamingQueryException) as raised:
         query.awaitTermination()
     first = str(sb.cause(query))

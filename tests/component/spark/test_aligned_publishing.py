@@ -80,9 +80,9 @@ def test_outputs_need_exports_of_their_own(jobs: Session) -> None:
         ({"none": "one"}, "has no output none"),
     ):
         with pytest.raises(AlignedError, match=why):
-            totals.publish_outputs(ports, checkpoint="ck", again=True)
+            totals.publish_outputs(ports, checkpoint="ck")
     with pytest.raises(AlignedError, match="not published"):
-        totals.publish_outputs({"sums": "one"}, checkpoint="ck", properties={"odd": {}}, again=True)
+        totals.publish_outputs({"sums": "one"}, checkpoint="ck", properties={"odd": {}})
 
 
 def test_a_commit_names_each_exports_own_stages() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from new_factor import SetFactor
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
@@ -258,48 +257,28 @@ def test_other_operations_of_spark_are_not_there_and_say_what_to_do(rate: Stream
         rate.groupBy("value")
 
 
-def test_a_second_query_of_an_operator_is_refused_unless_it_is_asked_for(rate: Stream) -> None:
-    made = rate.apply(Multiply)
-    assert repr(made) == (
-        "OperatorStream('Multiply': timestamp timestamp, value bigint; outputs out)"
-    )
-    made.to_df()
-    with pytest.raises(AlignedError, match="operator Multiply is already part of a query"):
-        made.where("value > 0").to_df()
-    made.to_df(again=True)
-
-
 def values(of: DataFrame, checkpoint: Path) -> dict[int, list[int]]:
     """Run a frame to its end; return ``v`` by window."""
     rows = collected(of.select("v"), checkpoint)
     return {window: [row[0] for row in some] for window, some in rows.items()}
 
 
-SECOND = "operator Multiply was already started in another query"
-
-
-def test_a_second_start_of_one_frame_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    source = scripted(spark, tmp_path, renumbered(turns("D1"))).key_by("k")
-    frame = source.apply(Multiply, schema=Multiply.SCHEMA).to_df()
-    assert values(frame, tmp_path / "one") == {0: [1]}
-    with pytest.raises(StreamingQueryException, match=SECOND):
-        values(frame.where("v > 0"), tmp_path / "two")
-
-
-@pytest.mark.long
-def test_of_one_frame_the_first_query_may_be_started_again_and_one_more_if_it_is_asked_for(
+def test_one_frame_feeds_several_queries_each_with_its_own_state(
     spark: SparkSession, tmp_path: Path
 ) -> None:
+    control = ControlFile(tmp_path / "control")
     source = scripted(spark, tmp_path, renumbered(turns("D1", "D2"))).key_by("k")
-    made = source.apply(Multiply, schema=Multiply.SCHEMA)
-    frame, once = made.to_df(), {0: [1], 1: [2]}
-    assert values(frame, tmp_path / "one") == once
-    with pytest.raises(StreamingQueryException, match=SECOND):
-        values(frame, tmp_path / "two")
-    assert values(frame, tmp_path / "one") == {}
-    assert values(made.to_df(again=True), tmp_path / "three") == once
-    with pytest.raises(StreamingQueryException, match=SECOND):
-        values(frame, tmp_path / "two")
+    both = source.union(control_stream(spark, tmp_path / "control"))
+    made = both.apply(Multiply, schema=Multiply.SCHEMA)
+    assert (
+        repr(made) == "OperatorStream('Multiply': k bigint, v bigint, window bigint; outputs out)"
+    )
+    frame = made.to_df()
+    assert values(frame, tmp_path / "one") == {0: [1], 1: [2]}
+    control.append(SetFactor(3), delivery=Delivery.BEGIN)
+    assert values(frame.where("v > 3"), tmp_path / "two") == {0: [], 1: [6]}
+    assert values(frame, tmp_path / "one") == {2: []}
+    assert values(frame, tmp_path / "two") == {}
 
 
 @pytest.mark.parametrize("reported", [None, "false"])

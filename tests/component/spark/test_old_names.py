@@ -59,6 +59,20 @@ def test_an_operator_of_old_names_gives_its_outputs_by_tag(
     }  # fmt: skip
 
 
+def test_a_second_query_needs_no_request_any_more(
+    spark: SparkSession, tmp_path: Path, warned: list[warnings.WarningMessage]
+) -> None:
+    made = Feed(spark, tmp_path / "in", COLUMNS).stream.apply(Multiply, schema=Multiply.SCHEMA)
+    made.to_df()
+    made.to_df()
+    assert names(warned) == set()
+    assert made.to_df(again=True).columns == ["k", "v", "window"]
+    assert names(warned) == {"again="}
+    query = made.foreach_batch(lambda *_: None, checkpoint=tmp_path / "ck", again=False)
+    query.stop()
+    assert [str(one.message)[:6] for one in warned if one.filename == __file__] == ["again="] * 2
+
+
 def test_patterns_and_side_inputs_of_old_names_have_their_old_settings(
     spark: SparkSession, tmp_path: Path, warned: list[warnings.WarningMessage]
 ) -> None:

@@ -170,7 +170,7 @@ def test_a_table_changes_between_two_micro_batches_and_not_within_one(
     with tables(tmp_path, EUR=0.0) as (store, table):
         sides = trades(spark, tmp_path / "in", 4).join_side(rates=side_map(table, key="currency"))
         made = sides.stateless().enrich("rates", on="currency", version="version")
-        frame = made.to_stream().to_df()
+        frame = made.to_df()
 
         def take(batch: DataFrame, window: int) -> None:
             for turn in (1, 2):

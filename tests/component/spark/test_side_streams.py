@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from streambroker.operators import OperatorOptions, OperatorStream, Stream, stream
 from streambroker.side import (
@@ -184,6 +186,43 @@ def test_an_idle_side_stream_holds_no_window_any_longer(
         trades.put(id=["e"], currency=["EUR"], at=at(36))
         until(lambda: len(rows.out("id")) == 4 or not query.isActive, SECONDS, "one more")
         assert rows.out("id", "rate")[2:] == [("c", 3.0), ("d", 3.0)]
+
+
+def test_one_join_feeds_several_queries_each_with_its_own_state(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A row that waits in one query comes out there after its restart, and in no other one."""
+    trades = Feed(spark, tmp_path / "trades", TRADES)
+    rates = Feed(spark, tmp_path / "rates", "currency string, rate double")
+    frame = (
+        trades.stream.join_side(rates=side_map(rates.stream, key="currency", timeout="1h"))
+        .enrich("rates", on="currency")
+        .to_df(options=OperatorOptions(buckets=2))
+    )
+    found: dict[str, list[tuple[str, float]]] = {"one": [], "two": []}
+
+    with ExitStack() as stack:
+
+        def drained(name: str) -> StreamingQuery:
+            def take(batch: DataFrame, window: int) -> None:
+                found[name] += sorted((row.id, row.rate) for row in batch.collect())
+
+            path = tmp_path / f"ck-{name}"
+            writer = frame.writeStream.queryName(name).option("checkpointLocation", str(path))
+            query = writer.foreachBatch(take).start()
+            stack.callback(query.stop)
+            query.processAllAvailable()
+            return query
+
+        rates.put(currency=["EUR"], rate=[1.0])
+        trades.put(id=["a", "b"], currency=["EUR", "USD"])
+        drained("one").stop()
+        assert found == {"one": [("a", 1.0)], "two": []}
+        rates.put(currency=["USD"], rate=[2.0])
+        drained("two")
+        assert found == {"one": [("a", 1.0)], "two": [("a", 1.0), ("b", 2.0)]}
+        drained("one")
+    assert found == {name: [("a", 1.0), ("b", 2.0)] for name in ("one", "two")}
 
 
 def counted(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
 from pe_agent.side.operator import (
     METRICS_OUTPUT,
@@ -19,6 +22,7 @@ from pe_agent.side.tables.cache import CachedTables
 from pe_agent.side.tables.versions import REQUESTS
 from pe_agent.streams.side_input import side_map, side_singleton
 from pe_agent.streams.side_inputs import SideInputs
+from pe_agent.streams.stream import Stream
 from streambroker_core.control.operators.operator import Window
 from streambroker_core.control.tuples import ControlTuple, Delivery, SideTick, make_logged_tuple
 from streambroker_core.control.tuples.payloads import encode
@@ -222,3 +226,33 @@ def test_settings_that_are_not_known_are_named() -> None:
     sides = SideInputs(main=nothing, sources={}, make_rows=nothing, make_operator=nothing)
     with pytest.raises(SideDefinitionError, match="late is not an option; there are: order"):
         sides.options(late=3)
+
+
+@pytest.mark.parametrize("method", ["join_side", "with_side_inputs"])
+@pytest.mark.parametrize("source", [pa.table({"k": [1]}), "rates", None])
+@pytest.mark.filterwarnings("ignore:Stream.with_side_inputs is deprecated:DeprecationWarning")
+def test_a_source_without_a_kind_is_refused_with_the_kinds_there_are(
+    method: str, source: object
+) -> None:
+    nothing: Any = None
+    why = (
+        rf"`rates`: a {type(source).__name__} without a kind, which decides how rows see it; write"
+        r" rates=side_map\(…, key=…\) .* side_multimap\(.* side_singleton\(.* side_list\("
+    )
+    with pytest.raises(SideDefinitionError, match=why):
+        getattr(Stream(nothing), method)(rates=source)
+
+
+@pytest.mark.parametrize("timeout", ["90 seconds", "1m30s", timedelta(seconds=90), 90, 90.0])
+def test_the_time_limit_of_a_side_input_is_any_duration(timeout: Any) -> None:
+    columns = StructType().add("currency", "string").add("rate", "double")
+    plan: Any = SimpleNamespace(schema=lambda: columns, event_time=None)
+    nothing: Any = None
+    given = side_map(nothing, key="currency", timeout=timeout)
+    assert given.define("rates", plan).timeout == 90.0
+
+
+def test_a_time_limit_that_is_no_duration_is_refused_with_the_forms() -> None:
+    given = side_map(None, key="currency", timeout="soon")  # type: ignore[arg-type]
+    with pytest.raises(SideDefinitionError, match="'soon' is not a valid timeout; write a time"):
+        given.define("rates", None)

@@ -14,7 +14,7 @@ from pe_agent.aligned.data import OutputFrame, RowsFrame
 from pe_agent.aligned.import_frame import ImportFrame
 from pe_agent.aligned.options import OperatorOptions
 from pe_agent.aligned.plan import OperatorNode, StreamPlan, choose_carrier, merge_nodes
-from pe_agent.aligned.queries import jvm_prefilter
+from pe_agent.aligned.queries import jvm_prefilter, query_listener
 from pe_agent.aligned.runtime import hosting
 from pe_agent.aligned.runtime.frames import CONTROL
 from pe_agent.aligned.runtime.hosting import Feed
@@ -80,7 +80,6 @@ def plan_operator(
     clocks = frozenset[str]().union(*(one.watermark_operators for one in by_port.values()))
     timed = not clocks and any(one.event_time for one in by_port.values())
     timings = _input_timings(by_port) if timed else {}
-    mark = f"operator-{uuid.uuid4().hex}"
     config = OperatorConfig(
         make=operator,
         name=name,
@@ -95,15 +94,16 @@ def plan_operator(
         report=report,
         counts=counts,
         pass_invalid=options.on_invalid == "pass",
-        mark=mark,
     )
     first = next(iter(by_port.values()))
     hosting.prepare_session(first.spark)
+    query_listener.log_failures(first.spark)
     feeds = [
         feed
         for port, one in by_port.items()
         for feed in _build_feeds(one, layouts[port], idle=bool(timings))
     ]
+    mark = f"operator-{uuid.uuid4().hex}"
     frame = hosting.run_operator(config, feeds).alias(mark)
     return StreamPlan(
         spark=first.spark,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pe_agent.aligned.data import ControlFrame, OutputFrame, RowsFrame
 from pe_agent.aligned.import_frame import Import, ImportFrame
-from pe_agent.aligned.queries import query_listener
 from pe_agent.aligned.runtime.frames import CONTROL, SEQ, add_sequence, shift_sequence
 from streambroker_core.control.runtime.packing import RANK_BITS
 from streambroker_core.errors import AlignedError
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from pe_agent.job.context import JobContext
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OperatorNode:
     """An operator in a graph; ``mark`` is an alias in the plans of its queries only."""
 
@@ -28,7 +27,6 @@ class OperatorNode:
     frame: DataFrame
     schemas: dict[str, StructType]
     mark: str
-    is_used: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,19 +104,6 @@ class StreamPlan:
                 raise AlignedError(
                     f"the {what} {name} is not a column of the stream; it has {', '.join(known)}."
                 )
-
-    def mark_used(self, *, again: bool) -> None:
-        """Record that a query is made of it; raise AlignedError if its operators are in one."""
-        taken = [node.name for node in self.nodes.values() if node.is_used]
-        if taken and not again:
-            raise AlignedError(
-                f"operator {taken[0]} is already part of a query. Another one runs it once more,"
-                " with a state of its own: take several outputs with publish_outputs, or request"
-                " it with again=True."
-            )
-        for node in self.nodes.values():
-            node.is_used = True
-            query_listener.allow_query(self.spark, node.mark)
 
     def union(self, *others: StreamPlan) -> StreamPlan:
         """Return the union; rows of the first precede those of the next in each window."""

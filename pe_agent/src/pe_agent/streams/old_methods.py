@@ -40,6 +40,12 @@ def with_side_inputs(self: Any, **inputs: Any) -> Any:
     return self.join_side(**inputs)
 
 
+def ignore_again(again: bool | None) -> None:
+    """Deprecated: every stream may run in several queries."""
+    if again is not None:
+        warn_deprecated("again=", "the stream in several queries without it", stacklevel=4)
+
+
 def output(self: Any, tag: str) -> Any:
     """Deprecated: use ``outputs``."""
     warn_deprecated(f"stream[{tag!r}]", f"stream.outputs[{tag!r}]")

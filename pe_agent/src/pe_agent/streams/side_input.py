@@ -85,6 +85,18 @@ class Given:
         return SideInput(name=name, kind=self.kind, schema=schema, static=plan is None, **policies)
 
 
+def check_kinds(inputs: Mapping[str, Any]) -> None:
+    """Raise SideDefinitionError for a mere source, without the kind that decides how it is seen."""
+    for name, given in inputs.items():
+        if not isinstance(given, Given):
+            raise SideDefinitionError(
+                name,
+                f"a {type(given).__name__} without a kind, which decides how rows see it",
+                f"write {name}=side_map(…, key=…) for one value for each key, side_multimap(…,"
+                " key=…) for several, side_singleton(…) for one value, or side_list(…) for all",
+            )
+
+
 def side_singleton(source: Planned | Table | DataFrame, **settings: Any) -> Given:
     """One value that all rows see.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, Protocol, TypeVar
 
 from pe_agent.aligned.operator_plan import plan_operator
 from pe_agent.aligned.options import OperatorOptions, with_old_settings
@@ -31,7 +31,7 @@ from pe_agent.side.row_functions import (
 )
 from pe_agent.side.tables.cache import cached_tables_for
 from pe_agent.side.tables.store import Table
-from pe_agent.streams.side_input import Given
+from pe_agent.streams.side_input import Given, check_kinds
 from streambroker_core.model.durations import FORMS, Duration, in_microseconds
 from streambroker_core.side import Enrich, SideInput, SideJoin, fixed, sliding
 from streambroker_core.side.definition import MAIN
@@ -44,6 +44,8 @@ from streambroker_core.side.state.layout import build_layout
 from streambroker_core.side.validate import needs_state
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from pe_agent.datasource.schemas import Columns
 
 NAME: Final = "side_inputs"
@@ -55,17 +57,22 @@ _OPTIONS: Final = (
     "max_waiting_bytes",
 )
 
-Rows = TypeVar("Rows")
-Made = TypeVar("Made")
+
+class _Rows(Protocol):
+    def to_df(self) -> DataFrame: ...
+
+
+Rows = TypeVar("Rows", bound=_Rows)
+Made = TypeVar("Made", bound=_Rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SideInputs(Generic[Rows, Made]):
     """A stream and its side inputs; made by ``Stream.join_side``.
 
-    ``options``, ``window`` and ``enrich`` return a new object. A chain ends with ``to_stream``,
-    ``map_batches``, ``join_view`` or ``apply``, which return the output ``out`` as a stream.
-    ``late`` and ``errors`` are its other outputs.
+    ``options``, ``window`` and ``enrich`` return a new object. A chain ends with ``to_df`` or with
+    ``to_stream``, ``map_batches``, ``join_view`` or ``apply``, which return the output ``out`` as a
+    stream. ``late`` and ``errors`` are its other outputs.
     """
 
     main: StreamPlan
@@ -74,6 +81,9 @@ class SideInputs(Generic[Rows, Made]):
     make_operator: Callable[[StreamPlan], Made]
     enrichments: tuple[Enrich, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_kinds(self.sources)
 
     # -- settings ----------------------------------------------------------------------------
 
@@ -148,7 +158,7 @@ class SideInputs(Generic[Rows, Made]):
         """Join rows with tables in place: no state, no shuffle, no order, no waiting.
 
         For side inputs that are all tables. The ends of its chain are ``to_stream``,
-        ``map_batches`` and ``join_view``; see ``StatelessInputs``.
+        ``to_df``, ``map_batches`` and ``join_view``; see ``StatelessInputs``.
         """
         return StatelessInputs(sides=self)
 
@@ -186,6 +196,10 @@ class SideInputs(Generic[Rows, Made]):
         """
         options = with_old_settings(options, old, "to_stream")
         return self._run(None, None, name, options)
+
+    def to_df(self, *, name: str = NAME, options: OperatorOptions | None = None) -> DataFrame:
+        """Return the rows of ``to_stream`` as a streaming DataFrame, for one or several queries."""
+        return self.to_stream(name=name, options=options).to_df()
 
     def map_batches(
         self,
@@ -316,7 +330,7 @@ class SideInputs(Generic[Rows, Made]):
     ) -> Made:
         join, streams = self._define()
         shape = build_layout(join)
-        tables = self._tables()
+        tables = _tables_in(self.sources)
         for side in join.inputs:
             if side.name in tables:
                 tables[side.name].bind(side)
@@ -325,7 +339,7 @@ class SideInputs(Generic[Rows, Made]):
             function=function,
             tables=cached_tables_for(tables),
             emits_metrics=options.metrics,
-            reporter=self._metrics_reporter(streams, name),
+            reporter=_metrics_reporter(self.main, streams, name),
         )
         schemas = {
             OUT: enriched_schema(join) if schema is None else schema,
@@ -343,20 +357,6 @@ class SideInputs(Generic[Rows, Made]):
             options=replace(options, null_keys=nulls, metrics=False),
         )
         return self.make_operator(made)
-
-    def _tables(self) -> dict[str, Table]:
-        every = ((name, given.source) for name, given in self.sources.items())
-        return {name: source for name, source in every if isinstance(source, Table)}
-
-    def _metrics_reporter(
-        self, streams: Mapping[str, StreamPlan], operator: str
-    ) -> SideMetricsReporter | None:
-        every = (self.main, *streams.values())
-        job = next((one.job for one in every if one.job is not None), None)
-        if job is None:
-            return None
-        job.queries.reports_running = True
-        return SideMetricsReporter.for_job(job, operator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,6 +425,10 @@ class StatelessInputs(Generic[Rows, Made]):
             SideDefinitionError: the definition could never work; nothing was started.
         """
         return self._run(None, None, name, settings)
+
+    def to_df(self, *, name: str = NAME, **settings: Any) -> DataFrame:
+        """Return the rows of ``to_stream`` as a streaming DataFrame, for one or several queries."""
+        return self.to_stream(name=name, **settings).to_df()
 
     def map_batches(
         self, function: Function, schema: Columns, *, name: str = NAME, **settings: Any
@@ -509,14 +513,14 @@ class StatelessInputs(Generic[Rows, Made]):
         join = self._define()
         build_layout(join)
         made = parse_columns(enriched_schema(join) if schema is None else schema)
-        tables = self.sides._tables()
+        tables = _tables_in(self.sides.sources)
         for side in join.inputs:
             tables[side.name].bind_stateless(side)
         joiner = PartitionJoiner(
             join=join,
             function=function,
             tables=cached_tables_for(tables),
-            reporter=self.sides._metrics_reporter({}, name),
+            reporter=_metrics_reporter(self.sides.main, {}, name),
         )
         return self.sides.make_rows(map_batches(self.sides.main, joiner, made))
 
@@ -534,6 +538,21 @@ def _union_control(
         seconds = tick_seconds(min(limits)) if limits else 0.0
         extra.append(tick_source_plan(main.spark, TickPlan(seconds=seconds, due=0)))
     return main.union(*extra)
+
+
+def _tables_in(sources: Mapping[str, Given]) -> dict[str, Table]:
+    every = ((name, given.source) for name, given in sources.items())
+    return {name: source for name, source in every if isinstance(source, Table)}
+
+
+def _metrics_reporter(
+    main: StreamPlan, streams: Mapping[str, StreamPlan], operator: str
+) -> SideMetricsReporter | None:
+    job = next((one.job for one in (main, *streams.values()) if one.job is not None), None)
+    if job is None:
+        return None
+    job.queries.reports_running = True
+    return SideMetricsReporter.for_job(job, operator)
 
 
 def _describe_table(name: str, table: Table) -> str:

@@ -277,6 +277,9 @@ class Stream:
         Args:
             inputs: side inputs by the names that functions use, made by ``side_map`` and similar
                 functions. Their order decides at equal positions.
+
+        Raises:
+            SideDefinitionError: an input is not made by such a function.
         """
         return SideInputs(
             main=self.plan, sources=inputs, make_rows=Stream, make_operator=OperatorStream
@@ -292,17 +295,18 @@ class Stream:
         """Return the columns of the rows."""
         return self.plan.schema()
 
-    def to_df(self, *, again: bool = False) -> DataFrame:
+    def to_df(self, *, again: bool | None = None) -> DataFrame:
         """Return the rows as a streaming DataFrame, without control.
 
+        It may feed several queries. Each runs the operators upstream with a state of its own.
+
         Args:
-            again: the operators upstream may run in another query as well.
+            again: deprecated: without effect.
 
         Raises:
-            AlignedError: an operator upstream is already used by a query.
+            AlignedError: it is a stream of control tuples alone.
         """
-        self.plan.require_data("rows")
-        self.plan.mark_used(again=again)
+        old_methods.ignore_again(again)
         return self.plan.without_control()
 
     def publish(
@@ -310,7 +314,7 @@ class Stream:
         port: str,
         *,
         checkpoint: str | Path,
-        again: bool = False,
+        again: bool | None = None,
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
         redeclare: bool = False,
@@ -321,7 +325,7 @@ class Stream:
         Args:
             port: name of the export port.
             checkpoint: directory of the query's checkpoint.
-            again: the operators upstream may run in another query as well.
+            again: deprecated: without effect.
             trigger: as for ``PE.publish``, like ``query_name`` and ``redeclare``.
             query_name: name of the query.
             redeclare: overwrite the Export that exists.
@@ -330,9 +334,9 @@ class Stream:
         Raises:
             AlignedError: the stream was made without a PE, or ``to_df`` refuses.
         """
+        old_methods.ignore_again(again)
         plan, spec = self.plan, export_spec("publish", port, settings)
         job, data = plan.require_job("publish"), plan.require_data("rows")
-        plan.mark_used(again=again)
         if isinstance(data, OutputFrame) and not plan.control_frames:
             exports = {data.output: (port, data.columns, spec)}
             frame, sink = sink_for_outputs(data.frame, exports)
@@ -434,7 +438,7 @@ class OperatorStream(Stream):
         ports: Mapping[str, str],
         *,
         checkpoint: str | Path,
-        again: bool = False,
+        again: bool | None = None,
         properties: Mapping[str, Mapping[str, Any]] | None = None,
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
@@ -447,7 +451,7 @@ class OperatorStream(Stream):
         Args:
             ports: export ports by output.
             checkpoint: directory of the query's checkpoint.
-            again: the operators may run in another query as well.
+            again: deprecated: without effect.
             properties: properties of the exports, by output; optional for an export that exists.
             trigger: as for ``PE.publish``, like ``query_name`` and ``redeclare``.
             query_name: name of the query.
@@ -455,8 +459,9 @@ class OperatorStream(Stream):
 
         Raises:
             AlignedError: there is no such output, properties name an output that is not published,
-                two outputs have the same export, or ``to_df`` refuses.
+                or two outputs have the same export.
         """
+        old_methods.ignore_again(again)
         node, export_properties = self.node(), dict(properties or {})
         for output in ports:
             self.outputs[output]
@@ -475,7 +480,6 @@ class OperatorStream(Stream):
             for output, port in ports.items()
         }
         frame, sink = sink_for_outputs(node.frame, exports)
-        self.plan.mark_used(again=again)
         start = QueryStart(checkpoint, trigger, query_name)
         return start_query(job, frame, sink, start, redeclare=redeclare)
 
@@ -484,7 +488,7 @@ class OperatorStream(Stream):
         function: Callable[[dict[str, DataFrame], int], None],
         *,
         checkpoint: str | Path,
-        again: bool = False,
+        again: bool | None = None,
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
     ) -> StreamingQuery:
@@ -495,15 +499,15 @@ class OperatorStream(Stream):
                 crash it is called again for the last window, with the same rows: key its side
                 effects by window number or by identity.
             checkpoint: directory of the query's checkpoint.
-            again: the operators may run in another query as well.
+            again: deprecated: without effect.
             trigger: as for ``DataStreamWriter.trigger``.
             query_name: name of the query.
 
         Raises:
-            AlignedError: as for ``to_df``.
+            AlignedError: another step follows the operator.
         """
+        old_methods.ignore_again(again)
         node = self.node()
-        self.plan.mark_used(again=again)
         schemas = dict(node.schemas)
 
         def call(frame: DataFrame, window: int) -> None:

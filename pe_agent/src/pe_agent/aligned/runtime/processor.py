@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pe_agent.aligned.queries.query_listener import REFUSED_PROPERTY
 from pe_agent.aligned.runtime import progress_messages
 from pe_agent.aligned.runtime.frames import (
     EMITTED,
@@ -96,7 +95,6 @@ class OperatorConfig:
         buckets, order_by, limits, pass_invalid: as in core's ``Stage``.
         layouts: how the rows of its inputs are spread over buckets.
         schemas: columns of its outputs.
-        mark: plan alias found only in the plans of queries that run the operator.
         has_watermark: whether Spark's watermark is the operator's.
         watermark_operators: operators whose watermark updates determine its time instead.
         timings: timing of its inputs with an event time, if any input may be idle; else empty.
@@ -112,7 +110,6 @@ class OperatorConfig:
     layouts: dict[str, Layout]
     schemas: dict[str, pa.Schema]
     has_watermark: bool
-    mark: str = ""
     watermark_operators: frozenset[str] = field(default_factory=frozenset)
     timings: Mapping[str, InputTiming] = field(default_factory=dict)
     report: str | None = None
@@ -138,8 +135,7 @@ class BucketProcessor(StatefulProcessor):
         self._config = config
 
     def init(self, handle: Any) -> None:
-        """Open the state; raise OperatorError if the query is one too many for the operator."""
-        check_start(self._config)
+        """Open the state."""
         self._handle = handle
         self._state_value, self._blobs = open_states(handle)
         self._runner: AlignedRunner | None = None
@@ -447,25 +443,11 @@ def _timer_millis(wake: int) -> int:
     return max(-(-wake // 1000), 1)
 
 
-def check_start(config: OperatorConfig) -> None:
-    """Raise OperatorError if the query is one too many for the operator."""
-    if config.mark and _local_property(REFUSED_PROPERTY) == config.mark:
-        raise OperatorError(
-            f"operator {config.name} was already started in another query: start the result of"
-            " to_df once. This query would run it once more, with a state of its own: write to"
-            " several sinks with foreachBatch, or get another DataFrame with to_df(again=True)."
-        )
-
-
-def _local_property(name: str) -> str | None:
+def _require_property(name: str) -> str:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    return None if context is None else context.getLocalProperty(name)
-
-
-def _require_property(name: str) -> str:
-    value = _local_property(name)
+    value = None if context is None else context.getLocalProperty(name)
     if value is None:
         raise OperatorError(
             f"the task has no {name}: aligned operators run in streaming queries only."
