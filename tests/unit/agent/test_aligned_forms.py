@@ -348,7 +348,8 @@ def test_a_control_file_takes_a_delivery_by_its_name_and_refuses_what_is_none(
     control = ControlFile(tmp_path / "control")
     assert control.append(Note(name="a"), delivery="END_WINDOW").delivery is Delivery.END_WINDOW
     wrong: list[dict[str, Any]] = [
-        {"delivery": "LATER"}, {"delivery": None}, {"target": "op"}, {"delivery": "AT_TIME"},
+        {"delivery": "LATER"}, {"delivery": 1}, {"delivery": "BEGIN", "target": "op"},
+        {"delivery": "AT_TIME"},
         {"delivery": "AT_TIME", "at": "noon"},
     ]  # fmt: skip
     for more in wrong:
