@@ -136,6 +136,42 @@ def test_a_restart_behind_each_window_gives_what_one_run_gives(
     assert found == [(expected.all, expected.by_value, expected.last)]
 
 
+@pytest.mark.parametrize("callback", CALLBACKS)
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_window_cut_off_in_any_callback_runs_again_from_the_same_state(
+    callback: str, cut: int
+) -> None:
+    cuts = [cut]
+
+    def changing(name: str) -> Callable[..., bool]:
+        def change(self: Any, *given: Any) -> bool:
+            self.seen.append((self.window.number, name))
+            self.calls[name] = self.calls.get(name, 0) + 1
+            if name == callback and [self.window.number] == cuts:
+                cuts.clear()
+                raise KeyboardInterrupt
+            return False
+
+        return change
+
+    kind = declared(
+        ("seen", list[tuple[int, str]], field(default_factory=list)),
+        ("calls", dict[str, int], field(default_factory=dict)),
+        **{name: changing(name) for name in CALLBACKS},
+    )
+    calm, cut_off = Windows(kind), Windows(kind)
+    for number in (1, 2, 3):
+        if number == cut:
+            with pytest.raises(KeyboardInterrupt):
+                cut_off.run(number)
+            cut_off.number -= 1
+        cut_off.run(number)
+    assert cuts == []
+    for number in (1, 2, 3):
+        calm.run(number)
+    assert cut_off.blobs == calm.blobs
+
+
 class Level(enum.Enum):
     LOW = "low"
     HIGH = "high"
