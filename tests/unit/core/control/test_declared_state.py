@@ -64,7 +64,10 @@ class Windows:
         return outcome
 
 
-def declared(*fields: tuple[str, Any, Any], bases: tuple[type, ...] = (), **more: Any) -> Any:
+Field = tuple[str, Any, Any]
+
+
+def declared(*fields: Field, bases: Any = (), **more: Any) -> Any:
     """Return a dataclass operator with fields of name, type and default."""
     made = {"__annotations__": {name: kind for name, kind, _ in fields}, **more}
     made |= {name: default for name, _, default in fields}
@@ -87,7 +90,7 @@ def test_a_change_in_any_callback_is_seen_by_the_next_window(callback: str) -> N
         self.seen.append(self.window.number)
         return False
 
-    fields = ("total", int, 0), ("seen", list[int], field(default_factory=list))
+    fields: tuple[Field, ...] = ("total", int, 0), ("seen", list[int], field(default_factory=list))
     windows = Windows(declared(*fields, **{callback: change}))
     for _ in range(3):
         windows.run(1)
@@ -115,7 +118,7 @@ def test_a_restart_behind_each_window_gives_what_one_run_gives(
             self.by_value[value] = self.by_value.get(value, 0) + 1
             self.last = (value, str(value))
 
-    fields = (
+    fields: tuple[Field, ...] = (
         ("all", list[int], field(default_factory=list)),
         ("by_value", dict[int, int], field(default_factory=dict)),
         ("last", tuple[int, str] | None, None),
