@@ -20,7 +20,11 @@ from streambroker_core.control.operators.operator import (
     OperatorError,
     StateError,
 )
-from streambroker_core.control.tuples.payloads import codecs_by_type, unwrap_scalar
+from streambroker_core.control.tuples.payloads import (
+    codecs_by_type,
+    resolve_scripts,
+    unwrap_scalar,
+)
 
 PREFIX = "field/"
 _MISSING = object()
@@ -59,7 +63,7 @@ class DeclaredFields:
                 f"a field of operator {self.operator_name} has a type that cannot be found:"
                 f" {error}. Define the types of its fields in a module, not in a function."
             ) from error
-        return {
+        types = {
             one.name: hints[one.name]
             for one in dataclasses.fields(operator)
             if not hasattr(Operator, one.name)
@@ -67,9 +71,14 @@ class DeclaredFields:
             and hints[one.name] is not Final
             and get_origin(hints[one.name]) is not Final
         }
+        resolve_scripts(types.values())
+        return types
 
-    def encode(self, name: str, value: object) -> bytes:
+    def encode(self, name: str, value: object, *, check: bool = True) -> bytes:
         """Return the blob of a field.
+
+        Without ``check`` msgspec does not read the type: what it caches at a class of a script
+        cannot be pickled, and a driver has to send such classes to its tasks.
 
         Raises:
             OperatorError: the value cannot be written, or is not of the field's type.
@@ -77,8 +86,9 @@ class DeclaredFields:
         kind = self.types[name]
         try:
             data = msgspec.msgpack.encode([_describe(kind), value], enc_hook=self._to_plain)
-            self._decode(data, kind)
-        except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+            if check:
+                self._decode(data, kind)
+        except (TypeError, ValueError, OverflowError, NotImplementedError, NameError) as error:
             raise OperatorError(
                 f"field {self.operator_name}.{name} of type {_describe(kind)} is state, and its"
                 f" value, a {type(value).__qualname__}, cannot be stored: {error}. Assign a value"
@@ -181,7 +191,10 @@ class FieldState:
         for name in self._fields.types:
             value = getattr(operator, name)
             is_atom = type(value) in _ATOMS
-            self._before[name] = value, None if is_atom else self._fields.encode(name, value)
+            self._before[name] = (
+                value,
+                None if is_atom else self._fields.encode(name, value, check=False),
+            )
         self._attributes = dict(vars(operator))
 
     def restore(self, version: int, blobs: Blobs) -> None:
@@ -219,7 +232,9 @@ class FieldState:
             if value is before and type(value) in _ATOMS:
                 continue
             data = self._fields.encode(name, value)
-            if data != (self._fields.encode(name, before) if stored is None else stored):
+            if data != (
+                self._fields.encode(name, before, check=False) if stored is None else stored
+            ):
                 changed[PREFIX + name] = data
         return changed
 

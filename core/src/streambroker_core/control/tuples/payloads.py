@@ -40,7 +40,7 @@ _DEPTH = 32
 _MAX_CACHED = 10_000
 """Decoded payloads that a receiver caches, as many as one window may have control tuples."""
 _SCALARS = (enum.Enum, Decimal, date, timedelta, UUID)
-"""Types whose text form is that of msgspec; ``datetime`` has a form of its own."""
+"""Types whose text form is that of msgspec; ``datetime`` and enums have forms of their own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -235,8 +235,9 @@ class _PayloadWriter:
             return [self.write(one, f"{path}[{at}]", depth + 1) for at, one in enumerate(value)]
         if isinstance(value, AbstractSet):
             return sorted((self.write(one, path, depth + 1) for one in value), key=canonical)
-        is_plain = not isinstance(value, enum.Enum) or isinstance(value.value, str | int)
-        if isinstance(value, _SCALARS) and is_plain:
+        if isinstance(value, enum.Enum) and isinstance(value.value, str | int):
+            return self.write(value.value, path, depth + 1)
+        if isinstance(value, _SCALARS) and not isinstance(value, enum.Enum):
             return self.write(msgspec.to_builtins(value), path, depth + 1)
         plain = unwrap_scalar(value)
         if plain is not value:
@@ -309,6 +310,21 @@ def _add_hints(payload_type: type, hints: dict[type, Mapping[str, Any]]) -> None
     except ControlError:
         del hints[payload_type]
         raise
+
+
+def resolve_scripts(hints: Iterable[Any]) -> None:
+    """Resolve the annotations of a script's dataclasses, whose names a task does not find.
+
+    Raises:
+        ControlError: a type cannot be found.
+    """
+    found: dict[type, Mapping[str, Any]] = {}
+    for hint in hints:
+        for one in _iter_dataclasses(hint):
+            _add_hints(one, found)
+    for one, resolved in found.items():
+        if one.__module__ == "__main__":
+            one.__annotations__ = dict(resolved)
 
 
 def _iter_dataclasses(hint: Any) -> Iterator[type]:
@@ -441,8 +457,8 @@ def _read_time(value: Any, path: str) -> datetime:
 
 def _read_scalar(value: Any, kind: Any, path: str) -> Any:
     try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
+        return kind(value) if issubclass(kind, enum.Enum) else msgspec.convert(value, kind)
+    except ValueError as error:
         raise ControlError(f"{path} has to be a {kind.__qualname__}: {error}.") from error
 
 
