@@ -101,7 +101,7 @@ def program(rows: sb.Stream, *, immediate: bool, before: int, behind: int) -> sb
 
 def run(spark: SparkSession, folder: Path, **settings: Any) -> dict[int, list[tuple[int, ...]]]:
     """Return bucket, count, and rows before it, of each count that is received, by window."""
-    windows: list[dict[str, Any]] = [{"v": list(range(size))} for size in (4, 6, 2)]
+    windows: list[dict[str, Any]] = [{"v": list(range(size))} for size in (4, 6, 4)]
     made = program(feeding.windows(spark, folder / "in", "v bigint", windows), **settings)
     found = feeding.collected(made, folder / "checkpoint")
     return {window: [tuple(row.values()) for row in rows] for window, rows in found.items()}
