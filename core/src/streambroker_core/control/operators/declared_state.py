@@ -61,7 +61,7 @@ class DeclaredFields:
         except NameError as error:
             raise OperatorError(
                 f"a field of operator {self.operator_name} has a type that cannot be found:"
-                f" {error}. Define the types of its fields in a module, not in a function."
+                f" {error}. Define or import it in the operator's module, also at run time."
             ) from error
         types = {
             one.name: hints[one.name]
