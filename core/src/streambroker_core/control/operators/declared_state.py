@@ -29,6 +29,9 @@ from streambroker_core.control.tuples.payloads import (
 PREFIX = "field/"
 _MISSING = object()
 _RUNTIME_NAMES = frozenset({"window", "_emitter"})
+_UNFIT = (
+    TypeError, ValueError, OverflowError, NotImplementedError, NameError, msgspec.MsgspecError
+)  # fmt: skip
 _ATOMS = frozenset({bool, int, float, str, bytes, type(None)})
 
 
@@ -88,7 +91,7 @@ class DeclaredFields:
             data = msgspec.msgpack.encode([_describe(kind), value], enc_hook=self._to_plain)
             if check:
                 self._decode(data, kind)
-        except (TypeError, ValueError, OverflowError, NotImplementedError, NameError) as error:
+        except _UNFIT as error:
             raise OperatorError(
                 f"field {self.operator_name}.{name} of type {_describe(kind)} is state, and its"
                 f" value, a {type(value).__qualname__}, cannot be stored: {error}. Assign a value"
@@ -101,7 +104,7 @@ class DeclaredFields:
         """Return the value of a field; raise StateError if it does not fit the field's type."""
         try:
             return self._decode(data, self.types[name])
-        except (TypeError, ValueError) as error:
+        except _UNFIT as error:
             raise StateError(
                 f"field {self.operator_name}.{name} has type {_describe(self.types[name])}, and"
                 f" the checkpoint has it as {_stored_type(data)}: {error}. Nothing was"

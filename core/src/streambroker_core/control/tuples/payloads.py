@@ -458,7 +458,7 @@ def _read_time(value: Any, path: str) -> datetime:
 def _read_scalar(value: Any, kind: Any, path: str) -> Any:
     try:
         return kind(value) if issubclass(kind, enum.Enum) else msgspec.convert(value, kind)
-    except ValueError as error:
+    except (ValueError, msgspec.MsgspecError) as error:
         raise ControlError(f"{path} has to be a {kind.__qualname__}: {error}.") from error
 
 
