@@ -289,7 +289,7 @@ def _count(path: Path) -> int:
 # ---- the test's side -------------------------------------------------------------------
 
 
-EXAMPLES = ("03-control-tuples", "05-side-inputs")
+EXAMPLES = (".", "03-control-tuples", "05-side-inputs")
 """Folders of examples from which tests take operators, also in Spark's workers."""
 
 
