@@ -14,8 +14,6 @@ import feeding
 import pyarrow as pa
 
 from streambroker.operators import (
-    Blobs,
-    Changes,
     ControlTuple,
     Delivery,
     Operator,
@@ -56,18 +54,11 @@ class Marks(Operator):
         self.emit(batch)
 
 
+@dataclass
 class Sum(TypedOperator):
     """Sums amounts from the begin of a batch to its end, and hands out each bucket's sum."""
 
-    total = 0
-
-    def restore(self, version: int, blobs: Blobs) -> None:
-        """Take up the sum."""
-        self.total = int(blobs["total"])
-
-    def snapshot(self) -> Changes:
-        """Keep the sum."""
-        return {"total": str(self.total).encode()}
+    total: int = 0
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
         """Add rows."""

@@ -14,8 +14,6 @@ import feeding
 import pyarrow as pa
 
 from streambroker.operators import (
-    Blobs,
-    Changes,
     ControlFile,
     ControlTuple,
     Delivery,
@@ -36,18 +34,11 @@ class SetFactor:
     factor: int
 
 
+@dataclass
 class Multiply(TypedOperator):
     """Multiplies values by a factor."""
 
-    factor = 1
-
-    def restore(self, version: int, blobs: Blobs) -> None:
-        """Take up the factor."""
-        self.factor = int(blobs["factor"])
-
-    def snapshot(self) -> Changes:
-        """Keep the factor."""
-        return {"factor": str(self.factor).encode()}
+    factor: int = 1
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
         """Multiply."""

@@ -6,7 +6,7 @@ change waits with them, so each row meets the price of its own time, whenever it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,6 @@ import feeding
 import pyarrow as pa
 
 from streambroker.operators import (
-    Blobs,
-    Changes,
     ControlFile,
     ControlTuple,
     Delivery,
@@ -40,21 +38,12 @@ class SetPrice:
     price: int
 
 
+@dataclass
 class Cash(TypedOperator):
     """Multiplies pieces by the price of their event time."""
 
-    def __init__(self) -> None:
-        self.price, self.waiting = 1, list[Sale]()
-
-    def restore(self, version: int, blobs: Blobs) -> None:
-        """Take up the price, and what waits for its time."""
-        self.price, *rest = (int(one) for one in blobs["cash"].split())
-        self.waiting = list(zip(rest[::2], rest[1::2], strict=True))
-
-    def snapshot(self) -> Changes:
-        """Keep them."""
-        numbers = [self.price, *(number for sale in self.waiting for number in sale)]
-        return {"cash": " ".join(map(str, numbers)).encode()}
+    price: int = 1
+    waiting: list[Sale] = field(default_factory=list)
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
         """Let rows wait."""

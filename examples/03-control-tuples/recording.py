@@ -14,8 +14,6 @@ import feeding
 import pyarrow as pa
 
 from streambroker.operators import (
-    Blobs,
-    Changes,
     ControlTuple,
     Operator,
     OperatorOptions,
@@ -45,18 +43,11 @@ class Asks(Operator):
         self.emit(batch)
 
 
+@dataclass
 class Recorder(TypedOperator):
     """Passes rows on while it records."""
 
-    on = False
-
-    def restore(self, version: int, blobs: Blobs) -> None:
-        """Take up whether it records."""
-        self.on = blobs["on"] == b"1"
-
-    def snapshot(self) -> Changes:
-        """Keep it."""
-        return {"on": b"1" if self.on else b"0"}
+    on: bool = False
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
         """Pass rows on, or not."""

@@ -35,6 +35,21 @@ def warn_deprecated(old: str, new: str, *, stacklevel: int = 3) -> None:
     )
 
 
+_warned_defaults: set[str] = set()
+
+
+def warn_changed_delivery(call: str, *, stacklevel: int = 4) -> None:
+    """Warn once, at the call of ``call``, that its default delivery is another one now."""
+    if call not in _warned_defaults:
+        warnings.warn(
+            f"{call} without delivery= delivers with END_WINDOW, before it was BEGIN: give"
+            " delivery=, or declare it at the payload's type",
+            FutureWarning,
+            stacklevel=stacklevel,
+        )
+        _warned_defaults.add(call)
+
+
 def deprecated_name(package: str, name: str, modules: Mapping[str, str], new: str) -> Any:
     """Return a name of a deprecated package, with a warning.
 

@@ -100,11 +100,11 @@ def test_an_operator_gets_the_packed_rows_of_its_import_with_control(jobs: Sessi
     windows = run(jobs, made)
     numbers.give(1, 2, 3)
     windows.await_values(1, 2)
-    sent = exporter.exports["out"].send(SetFactor(10))
+    sent = exporter.exports["out"].send(SetFactor(10), delivery="BEGIN")
     sent.wait_applied(SECONDS)
     numbers.give(3, 4)
     windows.await_values(1, 2, 40)
-    own = importer.operators.send(SetFactor(7), operator="Multiply")
+    own = importer.operators.send(SetFactor(7), delivery="BEGIN", operator="Multiply")
     own.wait_applied(SECONDS)
     numbers.give(5)
     windows.await_values(1, 2, 40, 35)
@@ -112,7 +112,9 @@ def test_an_operator_gets_the_packed_rows_of_its_import_with_control(jobs: Sessi
     assert sum(len(ids) for ids in windows.applied.values()) == 2
 
     bucket = {key: bucket_for_key((key,), BY_KEY) for key in range(5)}
-    aimed = importer.operators.send(SetFactor(100), target=Target(operator="Multiply", key=(3,)))
+    aimed = importer.operators.send(
+        SetFactor(100), delivery="BEGIN", target=Target(operator="Multiply", key=(3,))
+    )
     aimed.wait_applied(SECONDS)
     numbers.give(*range(10, 15))
     changed = [v * (100 if bucket[v % 5] == bucket[3] else 7) for v in range(10, 15)]
@@ -156,8 +158,8 @@ def test_control_of_an_import_passes_whatever_comes_before_the_operator(
     windows = run(jobs, multiplied(through(subscribed(importer))))
     numbers.give(1, 2, 3)
     windows.await_values(1, 2)
-    sent = exporter.exports["out"].send(SetFactor(1))
-    own = importer.operators.send(SetFactor(1))
+    sent = exporter.exports["out"].send(SetFactor(1), delivery="BEGIN")
+    own = importer.operators.send(SetFactor(1), delivery="BEGIN")
     sent.wait_applied(SECONDS)
     own.wait_applied(SECONDS)
     numbers.give(3, 5)
@@ -178,7 +180,7 @@ def test_of_two_imports_one_brings_the_control_log_also_when_it_or_the_other_is_
     busy = numbers["b" if idle == "a" else "a"]
     busy.give(1)
     windows.await_values(1)
-    own = importer.operators.send(SetFactor(10))
+    own = importer.operators.send(SetFactor(10), delivery="BEGIN")
     own.wait_applied(SECONDS)
     busy.give(2)
     windows.await_values(1, 20)

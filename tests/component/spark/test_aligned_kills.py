@@ -40,10 +40,13 @@ def written(folder: Path, what: str = "out") -> Windows:
     return dict(sorted(found.items()))
 
 
-def killed(folder: Path, middle: Sequence[int], behind: Sequence[int] = ()) -> Windows:
+def killed(
+    folder: Path, middle: Sequence[int], behind: Sequence[int] = (), *, declared: bool = False
+) -> Windows:
     """Run to the end, killed once in each of some windows, and after each with more cores."""
     folder.mkdir()
-    (folder / "kills").write_text(json.dumps({"middle": middle, "behind": behind}))
+    kills = {"middle": middle, "behind": behind, "declared": declared}
+    (folder / "kills").write_text(json.dumps(kills))
     for turn, _ in enumerate([*middle, *behind]):
         run_driver("aligned", folder, 1 + turn, killed=True)
     run_driver("aligned", folder, 2)
@@ -53,6 +56,32 @@ def killed(folder: Path, middle: Sequence[int], behind: Sequence[int] = ()) -> W
 def test_a_kill_in_the_middle_of_a_window_changes_nothing(tmp_path: Path) -> None:
     """A-22 and A-23: the window runs again, with the same identities, state and rows."""
     assert killed(tmp_path / "wild", [1]) == CALM
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "windows",
+    [[1], *(pytest.param(one, marks=pytest.mark.long) for one in ([0], [2], [3], [0, 1, 2, 3]))],
+)
+def test_a_kill_in_any_window_leaves_declared_state_as_it_was(
+    tmp_path: Path, windows: list[int]
+) -> None:
+    """Each callback of each window has changed a dictionary and a list once, in each bucket."""
+    found = killed(tmp_path / "wild", windows, declared=True)
+    seen: dict[int, list[list[Any]]] = {}
+    for window, (rows, _) in found.items():
+        for bucket, text in rows:
+            calls, order = json.loads(text)
+            earlier = seen.get(bucket, [])
+            assert order[: len(earlier)] == earlier
+            new = [name for number, name in order[len(earlier) :] if number == window]
+            assert len(earlier) + len(new) == len(order)
+            assert [new[0], new[-1], new.count("begin")] == ["begin", "end", 1]
+            assert calls == {name: [one for _, one in order].count(name) for name in calls}
+            assert ("control" in new) == (window in (1, 3))
+            seen[bucket] = order
+    assert sorted(seen) == [0, 1, 2]
+    assert list(found) == [0, 1, 2, 3]
 
 
 @pytest.mark.long

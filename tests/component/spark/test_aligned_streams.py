@@ -107,7 +107,7 @@ def test_a_stream_that_is_not_imported_gets_control_from_a_file(
 ) -> None:
     """A-26: what holds from the beginning, what holds from the next window on, and the report."""
     control = ControlFile(tmp_path / "control")
-    first = control.append(SetFactor(10))
+    first = control.append(SetFactor(10), delivery="BEGIN")
     second = control.append(SetFactor(3), delivery=Delivery.END_WINDOW)
     found: dict[int, dict[str, list[Row]]] = {}
 

@@ -130,16 +130,16 @@ def test_tuples_go_from_job_to_job_and_come_from_outside(jobs: Session, feed: Fe
         await_reported(windows, max(lines[file]))
     assert windows.reported == [(of, [max(of)]) for of in lines]
 
-    sent = exporter.exports["out"].send(Note("to all"))
+    sent = exporter.exports["out"].send(Note("to all"), delivery="BEGIN")
     await_reported(windows, {"text": "to all"})
-    own = importer.operators.send(Note("to us"), operator="any")
+    own = importer.operators.send(Note("to us"), delivery="BEGIN", operator="any")
     await_reported(windows, {"text": "to us"})
     sent.wait_applied(SECONDS)
     own.wait_applied(SECONDS)
 
     query.stop()
     before = windows.reported
-    again = importer.operators.send(Note("later"))
+    again = importer.operators.send(Note("later"), delivery="BEGIN")
     feed.release(1)
     read_packed(jobs, importer, windows, controlLog="true")
     await_reported(windows, max(row[0] for row in feed.rows(3)))

@@ -114,13 +114,16 @@ def test_an_import_and_control_tuples_of_old_names_work_and_wait_as_before(
     stream = pe.subscribe("in", 'kind == "a"', **settings)
     assert isinstance(stream, aligned.Stream)
     assert not stream.has_control_log
-    sent = pe.send_control({"type": "set", "payload": 1})
+    sent = pe.send_control({"type": "set", "payload": 1}, delivery="BEGIN")
     assert sent.wait_applied(0.0) is False
     assert sent.state()["applied"] is False
     assert isinstance(pe.aligned(stream.to_df()), aligned.Stream)
     frame = jobs.spark.readStream.format("rate").load()
     pe.publish(frame, "out", properties={"a": 1}, checkpoint=jobs.folder / "ck").stop()
-    assert pe.emit_control("out", {"type": "set", "payload": 1}).wait_applied(0.0) is False
+    assert (
+        pe.emit_control("out", {"type": "set", "payload": 1}, delivery="BEGIN").wait_applied(0.0)
+        is False
+    )
     change = pe.exports["out"].set_properties({"a": 2})
     assert change.wait_applied(SECONDS)["routes"] == []
     assert change.programmed() is change.applied() is True

@@ -367,7 +367,7 @@ def test_only_new_checkpoints_in_processing_time_have_a_source_of_ticks(
         control_type: ClassVar[str] = "PatternRules"
         rules: dict[str, Any]
 
-    ControlFile(tmp_path / "earlier").append(Earlier(RuleSet().document()))
+    ControlFile(tmp_path / "earlier").append(Earlier(RuleSet().document()), delivery="BEGIN")
     one = Pattern.begin("A").where('n == "A"')
     timed = stream.with_watermark("t", "1 second")
     assert [of_file("new"), of_file("new"), of_file("earlier")] == [True, True, False]

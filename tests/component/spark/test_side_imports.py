@@ -76,12 +76,14 @@ def test_rows_of_an_import_wait_until_the_other_job_says_that_its_rows_are_compl
     trades.put(id=["a"], currency=["EUR"])
     rates.put(currency=["EUR", "USD"], rate=[1.0, 2.0])
     until(lambda: (seen.sum("waiting_rows"), seen.sum("staged")) == (1, 2), SECONDS, "both wait")
-    exporter.exports["rates"].send(SideComplete(input="rates")).wait_applied(SECONDS)
+    exporter.exports["rates"].send(SideComplete(input="rates"), delivery="BEGIN").wait_applied(
+        SECONDS
+    )
     seen.await_rows(("a", 1.0))
     rates.put(currency=["EUR"], rate=[3.0])
     until(lambda: seen.sum("staged") == 1, SECONDS, "a second load")
     trades.put(id=["b"], currency=["EUR"])
     seen.await_rows(("a", 1.0), ("b", 1.0))
-    importer.operators.send(SideComplete(input="rates")).wait_applied(SECONDS)
+    importer.operators.send(SideComplete(input="rates"), delivery="BEGIN").wait_applied(SECONDS)
     trades.put(id=["c"], currency=["EUR"])
     seen.await_rows(("a", 1.0), ("b", 1.0), ("c", 3.0))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import new_factor
 import pyarrow as pa
@@ -73,6 +73,39 @@ class Killing(Multiply):
         due = {self.window.number} & {*self._windows}
         for each in due | ({*batch.column("v").to_pylist()} & {*self._values}):
             kill_once(self._folder, str(each))
+
+
+@dataclass
+class KillingCalls(Operator):
+    """Changes declared fields in each callback, and kills the driver in the middle of windows."""
+
+    SCHEMA: ClassVar[str] = "bucket int, calls string"
+
+    folder: Final[Path]
+    windows: Final[Sequence[int]]
+    calls: dict[str, int] = field(default_factory=dict)
+    order: list[tuple[int, str]] = field(default_factory=list)
+
+    def _called(self, name: str) -> None:
+        self.calls[name] = self.calls.get(name, 0) + 1
+        self.order.append((self.window.number, name))
+
+    def begin_window(self) -> None:
+        self._called("begin")
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        self._called("process")
+        if self.window.number in self.windows:
+            kill_once(self.folder, str(self.window.number))
+
+    def process_control(self, port: str, control: ControlTuple) -> bool:
+        self._called("control")
+        return False
+
+    def end_window(self) -> None:
+        self._called("end")
+        found = json.dumps([self.calls, self.order])
+        self.emit(pa.RecordBatch.from_pydict({"bucket": [self.window.bucket], "calls": [found]}))
 
 
 class Totals(Operator):

@@ -437,7 +437,7 @@ def control_tuples() -> dict[str, Any]:
     ]  # fmt: skip
     with folder() as place:
         (place / "control").write_text('{"log":"file-1","v":1}\n')
-        ControlFile(place / "control").append(SideTick(1))
+        ControlFile(place / "control").append(SideTick(1), delivery="BEGIN")
         lines = (place / "control").read_text().splitlines()
     return {
         "json": [envelope.encode(tuple_()), envelope.encode(timed)],

@@ -2,7 +2,8 @@
 
 ``python -m support.driver aligned FOLDER CORES`` writes each window's rows and applied control
 tuples to ``FOLDER/out``, and what it writes again to ``FOLDER/again``. It kills itself in the
-windows that ``FOLDER/kills`` names, in the middle of them and behind the sink.
+windows that ``FOLDER/kills`` names, in the middle of them and behind the sink. There
+``declared`` chooses an operator that counts its callbacks.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from new_factor import SetFactor
 from pyspark.sql import DataFrame
@@ -20,7 +22,7 @@ from streambroker.operators import OperatorOptions
 from streambroker_core.control.tuples import ControlTuple
 from streambroker_core.control.tuples.payloads import encode
 from support.aligned.graphs import Turn, turns
-from support.aligned.operators import Killing, Multiply
+from support.aligned.operators import Killing, KillingCalls
 from support.aligned.spark import renumbered, scripted
 from support.driver.process import kill_once
 
@@ -48,10 +50,11 @@ def main(folder: Path, cores: str) -> None:
     stream = scripted(
         session("kills", cores=int(cores), conf=SMALL), folder, script(), tasks=int(cores) + 1
     )
+    operator: Any = KillingCalls if kills.get("declared") else Killing
     made = stream.key_by("k").apply(
-        partial(Killing, folder, windows=kills["middle"]),
+        partial(operator, folder, windows=kills["middle"]),
         name="multiply",
-        schema=Multiply.SCHEMA,
+        schema=operator.SCHEMA,
         options=OperatorOptions(buckets=3, report=True),
     )
 

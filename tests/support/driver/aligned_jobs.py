@@ -49,7 +49,7 @@ def import_(spark: SparkSession, pe: PE, folder: Path) -> None:
     del spark
     (folder / "out").mkdir(exist_ok=True)
     stream = pe.subscribe_stream("in", 'kind == "out"', start="earliest", schema=Multiply.SCHEMA)
-    pe.operators.send(SetFactor(2), request="the first")
+    pe.operators.send(SetFactor(2), delivery="BEGIN", request="the first")
 
     def take(frame: DataFrame, window: int) -> None:
         found = sorted(row.v for row in frame.collect())

@@ -348,7 +348,8 @@ def test_a_control_file_takes_a_delivery_by_its_name_and_refuses_what_is_none(
     control = ControlFile(tmp_path / "control")
     assert control.append(Note(name="a"), delivery="END_WINDOW").delivery is Delivery.END_WINDOW
     wrong: list[dict[str, Any]] = [
-        {"delivery": "LATER"}, {"delivery": None}, {"target": "op"}, {"delivery": "AT_TIME"},
+        {"delivery": "LATER"}, {"delivery": 1}, {"delivery": "BEGIN", "target": "op"},
+        {"delivery": "AT_TIME"},
         {"delivery": "AT_TIME", "at": "noon"},
     ]  # fmt: skip
     for more in wrong:
@@ -415,10 +416,10 @@ def test_a_control_file_gives_each_tuple_once_and_in_a_replay_the_same(tmp_path:
     reader = ControlReader(ControlFileOffsets(control.path))
     begin = reader.initialOffset()
     assert reader.latestOffset(begin, None) == begin
-    ids = [control.append(Note(name=name)).id for name in "abc"]
+    ids = [control.append(Note(name=name), delivery="BEGIN").id for name in "abc"]
     assert ids == [f"{control.log}/{seq}" for seq in range(3)]
     middle = reader.latestOffset(begin, None)
-    ids.append(ControlFile(control.path).append(Note(name="d")).id)
+    ids.append(ControlFile(control.path).append(Note(name="d"), delivery="BEGIN").id)
     end = reader.latestOffset(middle, None)
     assert read(reader, begin, middle) == ids[:3]
     assert read(ControlReader(ControlFileOffsets(control.path)), begin, middle) == ids[:3]
@@ -428,10 +429,10 @@ def test_a_control_file_gives_each_tuple_once_and_in_a_replay_the_same(tmp_path:
 
 def test_with_available_now_what_is_appended_later_is_left_for_the_next_run(tmp_path: Path) -> None:
     control = ControlFile(tmp_path / "control")
-    control.append(Note(name="a"))
+    control.append(Note(name="a"), delivery="BEGIN")
     reader = ControlReader(ControlFileOffsets(control.path))
     reader.prepareForTriggerAvailableNow()
-    control.append(Note(name="b"))
+    control.append(Note(name="b"), delivery="BEGIN")
     assert reader.latestOffset(reader.initialOffset(), None)["next"] == 1
 
 
@@ -440,7 +441,10 @@ def test_a_window_takes_so_much_of_a_control_file_and_one_tuple_in_any_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, until_now: bool
 ) -> None:
     control = ControlFile(tmp_path / "control")
-    ids = [control.append(Note(name=name)).id for name in ("a", "b", "c", "d", "e" * 900, "f", "g")]
+    ids = [
+        control.append(Note(name=name), delivery="BEGIN").id
+        for name in ("a", "b", "c", "d", "e" * 900, "f", "g")
+    ]
     line = len(control.path.read_bytes().splitlines()[1])
     monkeypatch.setattr(control_file, "WINDOW_LIMITS", (3, 2 * line + line // 2))
     reader = ControlReader(ControlFileOffsets(control.path))
@@ -467,7 +471,7 @@ def test_an_append_reads_the_end_of_the_file_and_a_window_what_it_takes(
 ) -> None:
     control = ControlFile(tmp_path / "control")
     for _ in range(50):
-        control.append(Note(name="x" * 1_000))
+        control.append(Note(name="x" * 1_000), delivery="BEGIN")
     read_bytes = 0
     open_ = Path.open
 
@@ -491,7 +495,7 @@ def test_an_append_reads_the_end_of_the_file_and_a_window_what_it_takes(
             return getattr(self._file, name)
 
     monkeypatch.setattr(Path, "open", lambda path, mode: Counted(open_(path, mode)))
-    assert control.append(Note(name="last")).seq == 50
+    assert control.append(Note(name="last"), delivery="BEGIN").seq == 50
     assert 0 < read_bytes < 5_000
     reader = ControlReader(ControlFileOffsets(control.path))
     assert reader.latestOffset({}, None)["next"] == 51
@@ -505,18 +509,22 @@ def test_an_append_reads_the_end_of_the_file_and_a_window_what_it_takes(
 @pytest.mark.parametrize("size", [1, 4_000, 4_096, 50_000, 900_000])
 def test_the_next_number_is_found_behind_a_line_of_any_length(tmp_path: Path, size: int) -> None:
     control = ControlFile(tmp_path / "control")
-    assert [control.append(Note(name="x" * size)).seq for _ in range(3)] == [0, 1, 2]
+    assert [control.append(Note(name="x" * size), delivery="BEGIN").seq for _ in range(3)] == [
+        0,
+        1,
+        2,
+    ]
     with control.path.open("ab") as file:
         file.write(b"y" * size)
     again = ControlFile(control.path)
-    assert again.append(Note(name="z")).seq == 3
+    assert again.append(Note(name="z"), delivery="BEGIN").seq == 3
     assert [one.seq for one in again.tuples()] == [0, 1, 2, 3]
     assert [one.seq for one in again.newest_first()] == [3, 2, 1, 0]
 
 
 def test_a_file_that_was_put_back_is_read_from_its_beginning(tmp_path: Path) -> None:
     control = ControlFile(tmp_path / "control")
-    ids = [control.append(Note(name=name)).id for name in "ab"]
+    ids = [control.append(Note(name=name), delivery="BEGIN").id for name in "ab"]
     reader = ControlReader(ControlFileOffsets(control.path))
     begin, end = reader.initialOffset(), reader.latestOffset({}, None)
     whole = control.path.read_bytes()
@@ -530,13 +538,13 @@ def test_a_file_that_was_put_back_is_read_from_its_beginning(tmp_path: Path) -> 
 
 def test_half_a_line_that_a_crash_left_is_not_read_and_not_kept(tmp_path: Path) -> None:
     control = ControlFile(tmp_path / "control")
-    control.append(Note(name="a"))
+    control.append(Note(name="a"), delivery="BEGIN")
     with control.path.open("ab") as file:
         file.write(b'{"half')
     reader = ControlReader(ControlFileOffsets(control.path))
     begin = reader.initialOffset()
     assert reader.latestOffset(begin, None)["next"] == 1
-    control.append(Note(name="b"))
+    control.append(Note(name="b"), delivery="BEGIN")
     assert read(reader, begin, reader.latestOffset(begin, None)) == [
         f"{control.log}/0",
         f"{control.log}/1",
@@ -545,7 +553,7 @@ def test_half_a_line_that_a_crash_left_is_not_read_and_not_kept(tmp_path: Path) 
 
 def test_another_control_file_or_one_that_lost_lines_is_refused(tmp_path: Path) -> None:
     one, two = ControlFile(tmp_path / "one"), ControlFile(tmp_path / "two")
-    two.append(Note(name="a"))
+    two.append(Note(name="a"), delivery="BEGIN")
     reader = ControlReader(ControlFileOffsets(two.path))
     begin, end = reader.initialOffset(), reader.latestOffset({}, None)
     with pytest.raises(AlignedError, match="but the checkpoint has read"):
@@ -570,7 +578,7 @@ def test_what_a_control_file_cannot_hold_is_refused_where_it_is_appended(tmp_pat
     with pytest.raises(AlignedError, match="cannot be IMMEDIATE"):
         control.append(Note(name="a"), delivery=Delivery.IMMEDIATE)
     with pytest.raises(ControlError, match="has to be a dataclass"):
-        control.append({"name": "a"})
+        control.append({"name": "a"}, delivery="BEGIN")
     with pytest.raises(ControlLimitError, match="the limit is"):
-        control.append(Note(name="x" * (1 << 20)))
+        control.append(Note(name="x" * (1 << 20)), delivery="BEGIN")
     assert control.path.read_bytes().count(b"\n") == 1

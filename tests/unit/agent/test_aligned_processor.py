@@ -435,3 +435,20 @@ def test_time_passes_behind_the_rows_only_if_it_goes_on(
     known: int | None, passed: int | None, before_and_behind: tuple[int | None, int | None]
 ) -> None:
     assert processor._split_watermark(known, passed) == before_and_behind
+
+
+def test_an_attribute_that_is_lost_with_the_window_is_logged_once_by_class_and_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Forgetful(Operator):
+        count = 0
+
+        def process(self, port: str, batch: pa.RecordBatch) -> None:
+            self.count += batch.num_rows
+            self.emit(batch)
+
+    chain = batches(monkeypatch, Forgetful)
+    for time in (10, 20):
+        chain.batch(rows((1, time), (2, time)))
+    (message,) = [one.message for one in caplog.records if "Forgetful" in one.message]
+    assert "Forgetful.count, and the next window does not see it: declare it as a field" in message

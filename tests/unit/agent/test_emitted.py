@@ -67,7 +67,7 @@ def test_a_dataclass_is_sent_to_importers_and_its_end_is_reported(fake: Fake) ->
 
 def test_each_call_is_a_request_of_its_own_unless_it_is_named(fake: Fake) -> None:
     for request in (None, None, "mine"):
-        fake.operators.send(SetFactor(1), request=request)
+        fake.operators.send(SetFactor(1), delivery="BEGIN", request=request)
     ids = [body["request"] for _, body in fake.agent.calls]
     assert (len(set(ids)), ids[2]) == (3, "mine")
 
@@ -92,8 +92,8 @@ def test_an_address_of_the_own_operators_may_name_a_bucket_or_a_key(
     fake: Fake, operator: str | None
 ) -> None:
     aim = Target(operator="x", bucket=2, key=("IBM", 7))
-    fake.operators.send(SetFactor(1), operator=operator, target=aim)
-    fake.operators.send(SetFactor(1), operator=operator, target=Target(bucket=2))
+    fake.operators.send(SetFactor(1), delivery="BEGIN", operator=operator, target=aim)
+    fake.operators.send(SetFactor(1), delivery="BEGIN", operator=operator, target=Target(bucket=2))
     reported = [body["what"]["target"] for _, body in fake.agent.calls]
     named = {} if operator is None else {"operator": operator}
     assert reported == [
@@ -101,7 +101,7 @@ def test_an_address_of_the_own_operators_may_name_a_bucket_or_a_key(
         {**named, "bucket": 2},
     ]
     with pytest.raises(ControlError, match="is for operator y, but its target names x"):
-        fake.operators.send(SetFactor(1), operator="y", target=aim)
+        fake.operators.send(SetFactor(1), delivery="BEGIN", operator="y", target=aim)
     assert len(fake.agent.calls) == 2
 
 
@@ -110,9 +110,9 @@ def test_what_cannot_be_emitted_is_refused_before_anybody_is_asked(
     fake: Fake, payload: object
 ) -> None:
     with pytest.raises((ControlError, ManifestError)):
-        fake.emit(payload)
+        fake.emit(payload, delivery="BEGIN")
     with pytest.raises(ManifestError, match="delivery is 'LATER'"):
         fake.operators.send(SetFactor(1), delivery="LATER")
     with pytest.raises(ManifestError, match="AT_TIME"):
-        fake.operators.send(SetFactor(1), at=5)
+        fake.operators.send(SetFactor(1), delivery="BEGIN", at=5)
     assert fake.agent.calls == []

@@ -79,3 +79,70 @@ def test_a_type_that_the_script_does_not_have_is_refused_where_it_runs(tmp_path:
     sent = run(tmp_path / "script.py", SCRIPT.format(later=""), tmp_path / "pickled")
     assert sent.returncode != 0
     assert "payload type Change names a type that cannot be found" in sent.stderr
+
+
+FIELDS = """
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pyspark.serializers import CPickleSerializer
+
+from streambroker.operators import Operator
+from streambroker_core.control.runtime.emitter import Stage
+from streambroker_core.control.runtime.runner import AlignedRunner
+
+
+@dataclass
+class Keeping(Operator):
+    step: Final[int] = 1
+    parts: list[Part] = field(default_factory=list)
+
+    def end_window(self):
+        self.parts.append(Part(len(self.parts)))
+        print(self.parts[-1].number)
+
+
+@dataclass
+class Part:
+    number: int
+    inner: Inner | None = None
+
+
+@dataclass
+class Inner:
+    number: int
+
+
+AlignedRunner(Keeping, Stage(query="q", operator="op", buckets=1))
+Path(sys.argv[1]).write_bytes(CPickleSerializer().dumps(Keeping))
+"""
+RUNNING = """
+import pickle, sys
+from pathlib import Path
+
+from streambroker_core.control.operators.operator import Window
+from streambroker_core.control.runtime.emitter import Stage
+from streambroker_core.control.runtime.runner import AlignedRunner
+
+runner = AlignedRunner(
+    pickle.loads(Path(sys.argv[1]).read_bytes()), Stage(query="q", operator="op", buckets=1)
+)
+blobs = {}
+for number in (1, 2):
+    window = Window(number=number, time=0, watermark=None, bucket=0, buckets=1)
+    blobs.update(runner.run(window, [], blobs).changes)
+"""
+
+
+def test_types_of_declared_fields_are_found_in_the_script_and_not_in_the_worker(
+    tmp_path: Path,
+) -> None:
+    pickled = tmp_path / "pickled"
+    sent = run(tmp_path / "script.py", FIELDS, pickled)
+    assert sent.returncode == 0, sent.stderr
+    received = run(tmp_path / "worker.py", RUNNING, pickled)
+    assert (received.returncode, received.stdout) == (0, "0\n1\n"), received.stderr

@@ -169,7 +169,9 @@ def test_what_an_earlier_release_sent_has_no_source_of_ticks(tmp_path: Path) -> 
         selectors: list[list[str]]
 
     sending = RulesFile(tmp_path / "rules")
-    ControlFile(tmp_path / "rules").append(Earlier(rules(document("a")).document(), []))
+    ControlFile(tmp_path / "rules").append(
+        Earlier(rules(document("a")).document(), []), delivery="BEGIN"
+    )
     last = sending.last()
     assert last is not None
     assert not last.ticks

@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -89,6 +89,7 @@ class PatternRules:
         ticks: the query has a source of ticks; read when the query restarts.
     """
 
+    delivery: ClassVar[Delivery] = Delivery.BEGIN
     rules: dict[str, Any]
     selectors: list[list[str]] = field(default_factory=list)
     relevant: str | None = None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from streambroker_core.control.tuples import Delivery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,7 @@ class SideVersion:
             time; None for at once.
     """
 
+    delivery: ClassVar[Delivery] = Delivery.BEGIN
     input: str
     version: str
     at: int | None = None

@@ -11,6 +11,7 @@ from pe_agent.job.applied import NotAppliedError
 from pe_agent.job.context import Job
 from pe_agent.job.send_control import Operators, SentControl, build_request, send_to_importers
 from streambroker_core.control.tuples import ALL_TARGETS, Delivery, Target
+from streambroker_core.control.tuples.payloads import default_delivery
 from streambroker_core.deprecation import warn_deprecated
 
 if TYPE_CHECKING:
@@ -42,13 +43,15 @@ def emit_control(
     port: str,
     payload: object,
     *,
-    delivery: Delivery | str = Delivery.BEGIN,
+    delivery: Delivery | str | None = None,
     at: int | None = None,
     target: Target = ALL_TARGETS,
     request: str | None = None,
 ) -> SentControlUntilApplied:
     """Deprecated: use ``pe.exports[port].send``."""
     warn_deprecated("PE.emit_control", "pe.exports[port].send")
+    if delivery is None:
+        delivery = default_delivery(payload, "pe.emit_control")
     tuple_ = build_request(payload, delivery, at, target)
     return SentControlUntilApplied(send_to_importers(pe.context, port, tuple_, request))
 

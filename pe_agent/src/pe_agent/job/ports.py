@@ -21,6 +21,7 @@ from pe_agent.job.send_control import SentControl, build_request, send_to_import
 from pe_agent.job.statuses import Route
 from pe_agent.transport.agent_client import send
 from streambroker_core.control.tuples import ALL_TARGETS, Delivery, Target
+from streambroker_core.control.tuples.payloads import Codec, default_delivery
 from streambroker_core.deprecation import deprecated_name, warn_deprecated
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
@@ -364,9 +365,10 @@ class ExportPort(_Port):
         self,
         payload: object,
         *,
-        delivery: Delivery | str = Delivery.BEGIN,
+        delivery: Delivery | str | None = None,
         at: int | None = None,
         target: Target = ALL_TARGETS,
+        codecs: Sequence[Codec] = (),
         request: str | None = None,
     ) -> SentControl:
         """Send a control tuple to all importers that read control.
@@ -374,17 +376,22 @@ class ExportPort(_Port):
         It gets an epoch of its own, after all that was published before.
 
         Args:
-            payload: a dataclass, or a mapping with ``type`` and ``payload``.
-            delivery: when it is delivered to operators.
+            payload: a dataclass, an object with a codec, or a mapping with ``type`` and
+                ``payload``.
+            delivery: when it is delivered to operators; by default as the payload's type declares,
+                else ``END_WINDOW``.
             at: event time in microseconds, with ``AT_TIME``.
             target: the operators that it is for.
+            codecs: how objects of other types are written.
             request: id of the request; a repeated one sends nothing more. Random by default.
 
         Raises:
             ControlError, ControlLimitError, ManifestError: it cannot be a control tuple.
             AgentRefusedError: the export is not known, or full.
         """
-        request_ = build_request(payload, delivery, at, target)
+        if delivery is None:
+            delivery = default_delivery(payload, "pe.exports[port].send")
+        request_ = build_request(payload, delivery, at, target, codecs)
         return send_to_importers(self._job, self.name, request_, request)
 
     def set_congestion_policy(self, policy: Congestion | str) -> Change:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from streambroker_core.control.tuples import (
     check_target,
 )
 from streambroker_core.control.tuples.envelope import encode_target
-from streambroker_core.control.tuples.payloads import encode
+from streambroker_core.control.tuples.payloads import Codec, default_delivery, encode
 from streambroker_core.control.tuples.request import parse_control_request
 from streambroker_core.model.durations import Duration
 from streambroker_core.wire.agent_rpc.job import (
@@ -94,9 +94,10 @@ class Operators:
         payload: object,
         *,
         operator: str | None = None,
-        delivery: Delivery | str = Delivery.BEGIN,
+        delivery: Delivery | str | None = None,
         at: int | None = None,
         target: Target = ALL_TARGETS,
+        codecs: Sequence[Codec] = (),
         request: str | None = None,
     ) -> SentControl:
         """Send a control tuple to the job's own operators, through the agent's control log.
@@ -104,11 +105,14 @@ class Operators:
         It is delivered in the next window of each query with a source that carries the log.
 
         Args:
-            payload: a dataclass, or a mapping with ``type`` and ``payload``.
+            payload: a dataclass, an object with a codec, or a mapping with ``type`` and
+                ``payload``.
             operator: name of the operator; None for all.
-            delivery: when it is delivered; ``IMMEDIATE`` is before all rows of the window.
+            delivery: when it is delivered; ``IMMEDIATE`` is before all rows of the window. By
+                default as the payload's type declares, else ``END_WINDOW``.
             at: event time in microseconds, with ``AT_TIME``.
             target: further restriction beyond ``operator``: a bucket, a key.
+            codecs: how objects of other types are written.
             request: id of the request; a repeated one sends nothing more. Random by default.
 
         Raises:
@@ -124,9 +128,11 @@ class Operators:
                     f" {target.operator}: remove one of the two."
                 )
             target = replace(target, operator=operator)
+        if delivery is None:
+            delivery = default_delivery(payload, "pe.operators.send")
         append = ControlAppend(
             request=request or secrets.token_hex(16),
-            what=build_request(payload, delivery, at, target),
+            what=build_request(payload, delivery, at, target, codecs),
         )
         answer = send(self._job.agent, append)
         entry = ControlEntry(seq=answer["seq"])
@@ -144,7 +150,11 @@ def send_to_importers(
 
 
 def build_request(
-    payload: object, delivery: Delivery | str, at: int | None, target: Target
+    payload: object,
+    delivery: Delivery | str,
+    at: int | None,
+    target: Target,
+    codecs: Sequence[Codec] = (),
 ) -> dict[str, Any]:
     """Return a tuple in the form of a request to an agent."""
     check_target(target)
@@ -152,7 +162,7 @@ def build_request(
     if isinstance(payload, Mapping):
         fields = dict(payload)
     else:
-        kind, text = encode(payload)
+        kind, text = encode(payload, codecs)
         fields = {"type": kind, "payload": json.loads(text)}
     fields["delivery"] = delivery.value if isinstance(delivery, Delivery) else delivery
     if at is not None:

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,7 +26,7 @@ from streambroker_core.control.tuples import (
     make_logged_tuple,
     parse_delivery,
 )
-from streambroker_core.control.tuples.payloads import encode
+from streambroker_core.control.tuples.payloads import Codec, default_delivery, encode
 from streambroker_core.errors import AlignedError
 from streambroker_core.wire.encoding.canonical import canonical
 
@@ -55,17 +55,20 @@ class ControlFile:
         self,
         payload: object,
         *,
-        delivery: Delivery | str = Delivery.BEGIN,
+        delivery: Delivery | str | None = None,
         at: int | None = None,
         target: Target = ALL_TARGETS,
+        codecs: Sequence[Codec] = (),
     ) -> ControlTuple:
         """Append a control tuple; it goes into the next window of each query that reads the file.
 
         Args:
-            payload: a dataclass.
-            delivery: when it is delivered, also by name; not ``IMMEDIATE``.
+            payload: a dataclass, or an object with a codec.
+            delivery: when it is delivered, also by name; not ``IMMEDIATE``. By default as the
+                payload's type declares, else ``END_WINDOW``.
             at: event time in microseconds, with ``AT_TIME``.
             target: the operators that it is for.
+            codecs: how objects of other types are written.
 
         Returns:
             The tuple with its identity.
@@ -76,13 +79,15 @@ class ControlFile:
                 fit; nothing was appended.
             ControlLimitError: it is too large.
         """
+        if delivery is None:
+            delivery = default_delivery(payload, "ControlFile.append")
         delivery = parse_delivery(delivery)
         if delivery is Delivery.IMMEDIATE:
             raise AlignedError(
                 "a tuple of a control file cannot be IMMEDIATE: it has no position among the"
                 " rows of another stream. Use BEGIN, END_WINDOW or AT_TIME."
             )
-        kind, text = encode(payload)
+        kind, text = encode(payload, codecs)
         if len(text.encode()) > Limits().payload:
             raise ControlLimitError(
                 f"the payload of control tuple {kind} has {len(text.encode())} bytes, the limit is"

@@ -54,6 +54,7 @@ _MODULES = {
     "streambroker_core.control.operators.operator": ["Input", "Operator"],
     "streambroker_core.control.operators.typed_operator": ["TypedOperator", "handles"],
     "streambroker_core.control.tuples": ["ControlTuple", "Delivery", "Limits", "Target"],
+    "streambroker_core.control.tuples.payloads": ["Codec"],
     "streambroker_core.errors": ["AlignedError", "StreambrokerError"],
 }
 _SUBMODULES = ("errors", "functions", "operators", "patterns", "side", "testing")

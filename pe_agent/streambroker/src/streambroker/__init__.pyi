@@ -56,5 +56,6 @@ from streambroker_core.control.tuples import ControlTuple as ControlTuple
 from streambroker_core.control.tuples import Delivery as Delivery
 from streambroker_core.control.tuples import Limits as Limits
 from streambroker_core.control.tuples import Target as Target
+from streambroker_core.control.tuples.payloads import Codec as Codec
 from streambroker_core.errors import AlignedError as AlignedError
 from streambroker_core.errors import StreambrokerError as StreambrokerError

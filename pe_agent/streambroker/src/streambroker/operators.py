@@ -12,6 +12,7 @@ _MODULES = {
     "streambroker_core.control.operators.operator": ["Blobs", "Changes", "Input", "Operator"],
     "streambroker_core.control.operators.typed_operator": ["TypedOperator", "handles"],
     "streambroker_core.control.tuples": ["ControlTuple", "Delivery", "Limits", "Target"],
+    "streambroker_core.control.tuples.payloads": ["Codec"],
     "streambroker_core.errors": ["AlignedError"],
 }
 __getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

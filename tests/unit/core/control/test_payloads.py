@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum
 from typing import Any, ClassVar
+from uuid import UUID
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
-from streambroker_core.control.tuples.payloads import Payloads, encode, list_mergeable, type_name
+from streambroker_core.control.tuples.payloads import (
+    Codec,
+    Payloads,
+    default_delivery,
+    encode,
+    list_mergeable,
+    type_name,
+)
 
 
 @dataclass(frozen=True)
@@ -225,3 +237,189 @@ def test_equal_texts_of_two_types_are_two_payloads() -> None:
     known = Payloads([Mark, Named])
     found = [known.decode(received(kind, '{"at":1}')) for kind in ("watermark", "named")]
     assert [type(one) for one in found] == [Mark, Named]
+
+
+class Side(Enum):
+    BUY = "buy"
+    SELL = "sell"
+
+
+class Rank(IntEnum):
+    FIRST = 1
+
+
+class Odd(Enum):
+    PAIR = (1, 2)
+
+
+@dataclass(frozen=True)
+class Order:
+    side: Side
+    rank: Rank
+    price: Decimal
+    day: date
+    lasts: timedelta
+    number: UUID
+    tags: set[str]
+    fixed: frozenset[int]
+    before: Side | None = None
+
+
+ORDERS = st.builds(
+    Order,
+    side=st.sampled_from(Side),
+    rank=st.sampled_from(Rank),
+    price=st.decimals(allow_nan=False, allow_infinity=False),
+    day=st.dates(),
+    lasts=st.timedeltas(timedelta(days=-9999), timedelta(days=9999)),
+    number=st.uuids(),
+    tags=st.sets(st.text(st.characters(exclude_categories=["Cs"]))),
+    fixed=st.frozensets(st.integers(-(1 << 63), (1 << 63) - 1)),
+    before=st.none() | st.sampled_from(Side),
+)
+
+
+@given(ORDERS)
+def test_enums_decimals_dates_durations_uuids_and_sets_come_back_equal(order: Order) -> None:
+    found = Payloads([Order]).decode(sent(order))
+    assert found == order
+    assert [type(one) for one in vars(found).values()] == [
+        type(one) for one in vars(order).values()
+    ]
+
+
+def test_the_text_of_an_order_is_what_other_jobs_have_to_read() -> None:
+    order = Order(
+        side=Side.BUY,
+        rank=Rank.FIRST,
+        price=Decimal("1.10"),
+        day=date(2013, 1, 2),
+        lasts=timedelta(seconds=90),
+        number=UUID(int=1),
+        tags={"b", "a"},
+        fixed=frozenset({10, 9}),
+    )
+    assert encode(order)[1] == (
+        '{"before":null,"day":"2013-01-02","fixed":[10,9],"lasts":"PT90S",'
+        '"number":"00000000-0000-0000-0000-000000000001","price":"1.10","rank":1,"side":"buy",'
+        '"tags":["a","b"]}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("side", "hold", "Order.side has to be a Side"),
+        ("price", "much", "Order.price has to be a Decimal"),
+        ("day", 7, "Order.day has to be a date"),
+        ("lasts", "long", "Order.lasts has to be a timedelta"),
+        ("number", "1", "Order.number has to be a UUID"),
+        ("tags", "a", r"Order.tags has to be a list, not a text"),
+        ("tags", [1], r"Order.tags\[0\] has to be a text"),
+    ],
+)
+def test_a_text_that_is_no_such_value_is_refused_by_its_field(
+    name: str, value: Any, message: str
+) -> None:
+    good = Order(
+        side=Side.BUY, rank=Rank.FIRST, price=Decimal(1), day=date(2013, 1, 2),
+        lasts=timedelta(0), number=UUID(int=1), tags=set(), fixed=frozenset(),
+    )  # fmt: skip
+    text = json.dumps({**sent(good).payload, name: value})
+    with pytest.raises(ControlError, match=message):
+        Payloads([Order]).decode(received("Order", text))
+
+
+@dataclass(frozen=True)
+class Anything:
+    value: Any
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.int64(7), "7"),
+        (np.uint8(7), "7"),
+        (np.float32(0.5), "0.5"),
+        (np.float64(0.5), "0.5"),
+        (np.bool_(True), "true"),
+        (np.str_("a"), '"a"'),
+    ],
+)
+def test_a_scalar_of_numpy_is_written_as_pythons_own(value: Any, text: str) -> None:
+    assert encode(Anything(value))[1] == f'{{"value":{text}}}'
+
+
+@pytest.mark.parametrize("value", [np.array([1]), np.datetime64("now", "ns"), Odd.PAIR, object()])
+def test_any_other_object_is_refused_and_the_codec_named(value: Any) -> None:
+    with pytest.raises(ControlError, match=r"Anything\.value holds a .*name a Codec for it"):
+        encode(Anything(value))
+
+
+class Point:
+    def __init__(self, x: int, y: int) -> None:
+        self.x, self.y = x, y
+
+
+@dataclass(frozen=True)
+class Moved:
+    to: Point
+    via: list[Point]
+
+
+POINT = Codec(Point, lambda one: [one.x, one.y], lambda pair: Point(*pair))
+
+
+def test_a_codec_of_the_receiver_reads_what_one_of_the_emitter_wrote() -> None:
+    kind, text = encode(Moved(Point(1, 2), [Point(3, 4)]), [POINT])
+    assert text == '{"to":[1,2],"via":[[3,4]]}'
+    found = Payloads([Moved], [POINT]).decode(received(kind, text))
+    assert [found.to.y, found.via[0].x] == [2, 3]
+    with pytest.raises(ControlError, match=r"Moved\.to has a type that payloads cannot have"):
+        Payloads([Moved]).decode(received(kind, text))
+    with pytest.raises(ControlError, match=r"Moved\.to is rejected by the codec of Point"):
+        Payloads([Moved], [POINT]).decode(received(kind, '{"to":[1],"via":[]}'))
+
+
+def test_a_whole_payload_may_have_a_codec() -> None:
+    kind, text = encode(Point(1, 2), [POINT])
+    assert (kind, text) == ("Point", "[1,2]")
+    assert Payloads([Point], [POINT]).decode(received(kind, text)).y == 2
+    with pytest.raises(ControlError, match="Point is not a dataclass"):
+        Payloads([Point])
+    with pytest.raises(ControlError, match=r"has to be a tuple of Codec"):
+        Payloads([Point], POINT)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class AtBegin:
+    delivery: ClassVar[Delivery] = Delivery.BEGIN
+
+
+@dataclass(frozen=True)
+class ByContent:
+    urgent: bool
+
+    def delivery(self) -> Delivery | str:
+        return Delivery.IMMEDIATE if self.urgent else "BEGIN"
+
+
+@dataclass(frozen=True)
+class Parcel:
+    delivery: str = "by post"
+
+
+@pytest.mark.parametrize(
+    ("payload", "delivery"),
+    [
+        (AtBegin(), Delivery.BEGIN),
+        (ByContent(True), Delivery.IMMEDIATE),
+        (ByContent(False), Delivery.BEGIN),
+        (Parcel(), Delivery.END_WINDOW),
+        (Mark(1), Delivery.END_WINDOW),
+        ({"type": "T", "delivery": "BEGIN"}, Delivery.BEGIN),
+        ({"type": "T"}, Delivery.END_WINDOW),
+    ],
+)
+def test_a_type_may_declare_its_delivery(payload: Any, delivery: Delivery) -> None:
+    assert default_delivery(payload) is delivery

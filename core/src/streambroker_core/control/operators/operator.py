@@ -44,6 +44,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from streambroker_core.control.tuples import ALL_TARGETS, ControlTuple, Delivery, Target
+from streambroker_core.control.tuples.payloads import Codec
 from streambroker_core.errors import StreambrokerError
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Emitter(Protocol):
         self,
         payload: Any,
         *,
-        delivery: Delivery | str,
+        delivery: Delivery | str | None,
         at: int | None,
         target: Target,
         output: str | None,
@@ -129,18 +130,29 @@ class Emitter(Protocol):
 class Operator:
     """Base class of every aligned operator; a subclass overrides what it needs.
 
+    The fields of a subclass that is a dataclass are its state: one copy per bucket, stored with the
+    window. Fields annotated ``Final`` are parameters. A subclass that overrides ``snapshot`` keeps
+    its state itself.
+
     Attributes:
         inputs: its ports, in the order in which a window's rows are processed; side inputs precede
             the main input.
         outputs: the tags of its outputs; the first is the default. All batches emitted to one
             output have one schema.
         state_version: version of the format of its state.
+        dropped_fields: fields that the class declared before, and whose stored values are removed.
+        transient: attributes of one window that callbacks set and that are not state.
+        codecs: how payloads and fields of other types are written and read.
         window: the window; set by the runtime before ``restore``.
     """
 
     inputs: tuple[Input, ...] = (Input(),)
     outputs: tuple[str, ...] = ("out",)
     state_version: ClassVar[int] = 1
+    dropped_fields: ClassVar[tuple[str, ...]] = ()
+    transient: ClassVar[tuple[str, ...]] = ()
+    codecs: ClassVar[tuple[Codec, ...]] = ()
+    _declared_fields: ClassVar[Any] = None
     window: Window
     _emitter: Emitter | None = None
 
@@ -151,7 +163,7 @@ class Operator:
     # Called by the runtime.
 
     def restore(self, version: int, blobs: Blobs) -> None:
-        """Restore the state of the bucket.
+        """Restore the state of the bucket that ``snapshot`` has written, here or in an older class.
 
         Args:
             version: ``state_version`` of the operator that wrote it; the runtime rejects a higher
@@ -229,7 +241,7 @@ class Operator:
         self,
         payload: Any,
         *,
-        delivery: Delivery | str = Delivery.END_WINDOW,
+        delivery: Delivery | str | None = None,
         at: int | None = None,
         target: Target = ALL_TARGETS,
         output: str | None = None,
@@ -238,9 +250,11 @@ class Operator:
         """Emit a control tuple; it belongs to this window.
 
         Args:
-            payload: a dataclass, or a ControlTuple that was received. A received tuple keeps its
-                identity and all else; of the other arguments only ``output`` is used.
-            delivery: when it is to be delivered, also by name.
+            payload: a dataclass, an object with a codec, or a ControlTuple that was received. A
+                received tuple keeps its identity and all else; of the other arguments only
+                ``output`` is used.
+            delivery: when it is to be delivered, also by name; by default as the payload's type
+                declares, else ``END_WINDOW``.
             at: event time in microseconds, with ``AT_TIME``.
             target: the addressed operator, bucket or key.
             output: a tag of ``outputs``; None for all.

@@ -42,7 +42,8 @@ class TypedOperator(Operator):
         """Collect the methods that handle a type.
 
         Raises:
-            ControlError: two methods of one class handle one type.
+            ControlError: two methods of one class handle one type, or a type is neither a dataclass
+                nor one with a codec.
         """
         super().__init_subclass__()
         handlers: dict[str, Handler] = {}
@@ -58,7 +59,7 @@ class TypedOperator(Operator):
                     raise ControlError(f"{base.__qualname__} has two methods for {name}.")
                 seen.add(name)
                 handlers[name], payload_types[name] = method, payload
-        cls._handlers, cls._payloads = handlers, Payloads(payload_types.values())
+        cls._handlers, cls._payloads = handlers, Payloads(payload_types.values(), cls.codecs)
 
     def process_control(self, port: str, control: ControlTuple) -> bool:
         """Call the method for the type of a tuple.

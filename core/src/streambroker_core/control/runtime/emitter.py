@@ -29,7 +29,7 @@ from streambroker_core.control.tuples import (
     Target,
     parse_delivery,
 )
-from streambroker_core.control.tuples.payloads import encode
+from streambroker_core.control.tuples.payloads import Codec, default_delivery, encode
 
 
 class WindowPhase(IntEnum):
@@ -106,9 +106,14 @@ class EmitBuffer:
     """Collects an operator's emissions; implements ``operator.Emitter``."""
 
     def __init__(
-        self, stage: Stage, window: Window, outputs: tuple[str, ...], thread: Callable[[], int]
+        self,
+        stage: Stage,
+        window: Window,
+        outputs: tuple[str, ...],
+        thread: Callable[[], int],
+        codecs: tuple[Codec, ...] = (),
     ) -> None:
-        self._stage, self._window = stage, window
+        self._stage, self._window, self._codecs = stage, window, codecs
         self._thread, self._owner_thread = thread, thread()
         first = sequence(part=window.bucket)
         self._outputs = {tag: _Output(tag, first) for tag in outputs}
@@ -149,7 +154,7 @@ class EmitBuffer:
         self,
         payload: Any,
         *,
-        delivery: Delivery | str,
+        delivery: Delivery | str | None,
         at: int | None,
         target: Target,
         output: str | None,
@@ -167,7 +172,8 @@ class EmitBuffer:
         if isinstance(payload, ControlTuple):
             self._emit_to(payload, outputs, new=False)
             return payload
-        control = self._make_control(payload, parse_delivery(delivery), at, target, once)
+        chosen = parse_delivery(default_delivery(payload) if delivery is None else delivery)
+        control = self._make_control(payload, chosen, at, target, once)
         self._emit_to(control, outputs, new=True)
         return control
 
@@ -183,7 +189,7 @@ class EmitBuffer:
         target: Target,
         once: str | None,
     ) -> ControlTuple:
-        kind, text = encode(payload)
+        kind, text = encode(payload, self._codecs)
         size, most = len(text.encode()), self._stage.limits.payload
         if size > most:
             raise ControlLimitError(

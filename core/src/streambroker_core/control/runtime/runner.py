@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from streambroker_core.control.operators.declared_state import FieldState
 from streambroker_core.control.operators.operator import (
     Blobs,
     Changes,
@@ -87,6 +88,7 @@ class WindowResult:
             yet.
         applied: the delivered control tuples, in order; empty if the runner does not report.
         refused: reasons why control tuples could not be delivered and were forwarded.
+        lost_attributes: attributes that callbacks have set and that are not state.
         rows_in: rows processed.
         rows_out: rows emitted.
     """
@@ -99,6 +101,7 @@ class WindowResult:
     applied: tuple[AppliedControl, ...] = ()
     control: Mapping[Delivery, ControlCounts] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
+    lost_attributes: tuple[str, ...] = ()
     rows_in: int = 0
     rows_out: int = 0
 
@@ -125,11 +128,13 @@ class AlignedRunner:
             report: fill ``WindowResult.applied``.
 
         Raises:
-            OperatorError: an input or output has no name, or a name is used twice.
+            OperatorError: an input or output has no name, a name is used twice, or a declared
+                field cannot be state.
         """
         self._make, self._stage, self._thread = make, stage, thread
         self._layouts, self._report = dict(layouts or {}), report
         probe = make()
+        FieldState(probe)
         self.inputs, self.outputs = probe.inputs, probe.outputs
         self._ports = tuple(one.name for one in self.inputs)
         for names in (self._ports, self.outputs):
@@ -139,6 +144,7 @@ class AlignedRunner:
                     f" {list(self.outputs)}: each needs a name of its own."
                 )
         kind = type(probe)
+        self.operator_name = kind.__qualname__
         self._handles_control = kind.process_control is not Operator.process_control
         self._uses_time = kind.advance is not Operator.advance
 
@@ -165,10 +171,11 @@ class AlignedRunner:
         runner_state = keeping.read_runner_state(blobs, stage, operator.state_version, self._ports)
         arrived = collect(packed, stage, self._ports)
         keeping.check_layouts(runner_state, arrived.layouts, stage)
-        emissions = EmitBuffer(stage, window, self.outputs, self._thread)
+        emissions = EmitBuffer(stage, window, self.outputs, self._thread, operator.codecs)
         operator.bind(window, None)
+        fields = FieldState(operator)
         if runner_state.state is not None:
-            operator.restore(runner_state.state, keeping.OperatorBlobs(blobs))
+            fields.restore(runner_state.state, keeping.OperatorBlobs(blobs))
         operator.bind(window, emissions)
         deliverer = _Deliverer(
             operator,
@@ -183,7 +190,7 @@ class AlignedRunner:
             self._drive(operator, arrived, runner_state, emissions, deliverer)
         finally:
             operator.bind(operator.window, None)
-        return self._build_result(operator, arrived, runner_state, emissions, deliverer)
+        return self._build_result(operator, fields, arrived, runner_state, emissions, deliverer)
 
     def _drive(
         self,
@@ -277,12 +284,13 @@ class AlignedRunner:
     def _build_result(
         self,
         operator: Operator,
+        fields: FieldState,
         arrived: WindowInput,
         runner_state: keeping.RunnerState,
         emissions: EmitBuffer,
         deliverer: _Deliverer,
     ) -> WindowResult:
-        changes = runner_state.changes(self._stage, operator.snapshot(), operator.state_version)
+        changes = runner_state.changes(self._stage, fields.changes(), operator.state_version)
         wake_times = [one.at for one in runner_state.waiting.values() if one.at is not None]
         operator_wake, held_at = operator.wake_at(), operator.held_at()
         return WindowResult(
@@ -296,6 +304,7 @@ class AlignedRunner:
             applied=tuple(deliverer.applied),
             control=_count_controls(arrived, runner_state, emissions, deliverer),
             refused=tuple(deliverer.refused),
+            lost_attributes=fields.lost_attributes(),
             rows_in=arrived.rows,
             rows_out=emissions.rows,
         )

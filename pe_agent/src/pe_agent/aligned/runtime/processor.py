@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 log = logging.getLogger("pe_agent")
+_LOGGED_ATTRIBUTES: set[str] = set()
+"""Attributes that are set and not kept, by class and name: each is reported once in a process."""
 
 COUNT_COLUMNS = ("received", "duplicates", "delivered", "emitted", "waiting", "refused")
 """Fields of ``ControlCounts`` that are reported."""
@@ -227,6 +229,7 @@ class BucketProcessor(StatefulProcessor):
                 ),
             )
         self._log_refusals(outcome)
+        self._log_lost_attributes(outcome)
         output.add_emitted(bucket, outcome)
         output.add_reports(window, outcome)
 
@@ -235,6 +238,17 @@ class BucketProcessor(StatefulProcessor):
             if why not in self._logged_refusals:
                 self._logged_refusals.add(why)
                 log.warning("a control tuple has passed an operator: %s", why)
+
+    def _log_lost_attributes(self, outcome: WindowResult) -> None:
+        for name in outcome.lost_attributes:
+            place = f"{self._get_runner().operator_name}.{name}"
+            if place not in _LOGGED_ATTRIBUTES:
+                _LOGGED_ATTRIBUTES.add(place)
+                log.warning(
+                    "a callback has set %s, and the next window does not see it: declare it as a"
+                    " field of a dataclass to keep it, or name it in transient",
+                    place,
+                )
 
     def _get_runner(self) -> AlignedRunner:
         if self._runner is None:
