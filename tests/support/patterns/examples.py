@@ -39,6 +39,11 @@ letters = st.sets(st.sampled_from(LETTERS), min_size=1, max_size=2).map(
 )
 
 
+several = st.sets(st.sampled_from(LETTERS), min_size=2, max_size=3).map(
+    lambda s: "".join(sorted(s))
+)
+
+
 @st.composite
 def quantified(draw: Any, pattern: Pattern, *, group: bool, loops: bool = True) -> Pattern:
     kind = draw(st.sampled_from(("one", "one", "times", "range", "more") if loops else ("one",)))
@@ -88,20 +93,20 @@ def alternatives(draw: Any, name: str) -> Pattern:
 def strict(draw: Any, name: str = "s", depth: int = 2) -> Pattern:
     """Return a pattern of SQL's kind: events follow each other, and nothing is negated."""
     pattern: Pattern | None = None
-    for place in range(draw(st.integers(1, 3))):
+    for place in range(draw(st.integers(1, 1 + depth))):
         own = f"{name}{place}"
         kinds = ("stage", "loop", "greedy", "either", "either") if depth else ("stage",)
         kind = draw(st.sampled_from(kinds))
         added: str | Pattern = own
         if kind == "either":
             inner = strict(f"{own}.", depth - 1)
-            added = Pattern.either(*draw(st.lists(inner, min_size=2, max_size=3)))
+            added = Pattern.either(*draw(st.lists(inner, min_size=2, max_size=1 + depth)))
         pattern = Pattern.begin(added) if pattern is None else pattern.next(added)
         if kind != "either":
-            pattern = pattern.where(one_of(draw(letters)))
+            pattern = pattern.where(one_of(draw(several)))
         if kind == "greedy":
             pattern = pattern.one_or_more().consecutive().greedy()
-            pattern = pattern.next(f"{own}after").where(one_of(draw(letters)))
+            pattern = pattern.next(f"{own}after").where(one_of(draw(several)))
         elif kind == "loop" or draw(st.booleans()):
             low = draw(st.integers(1, 2))
             high = draw(st.sampled_from((low, low + 1, None)))

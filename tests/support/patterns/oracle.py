@@ -78,13 +78,13 @@ class Place:
         return self.until if element.until is None else (*self.until, element.until)
 
 
-def words(pattern: Pattern, most: int) -> list[Word]:
-    """Return every word of at most so many slots, and what lies behind its last.
+def words(pattern: Pattern, most: int) -> Iterator[Word]:
+    """Yield every word of at most so many slots, and what lies behind its last.
 
     A word is preferred to those after it: the left alternative, to take what is optional, to leave
     what is repeated.
     """
-    return list(_chain(pattern.elements, Place("begin", Before(), (), (), most)))
+    return _chain(pattern.elements, Place("begin", Before(), (), (), most))
 
 
 def _chain(elements: tuple[Element, ...], at: Place) -> Iterator[Word]:
