@@ -210,25 +210,30 @@ def test_matches_are_numbered_by_key_over_windows() -> None:
     assert played.rows("a1 b2", key="other") == ["other 2 1"]
 
 
-@pytest.mark.parametrize(("change", "expected"), [("kept", [1, 2]), ("plain", [1, None])])
+@pytest.mark.parametrize("scheduled", [None, 4])
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [(True, True, [1, 2, 3]), (True, False, [1, None]), (False, True, [None, 1])],
+)
 def test_a_version_that_takes_over_runs_goes_on_with_their_numbers(
-    change: str, expected: list[int | None]
+    before: bool, after: bool, scheduled: int | None, expected: list[int | None]
 ) -> None:
     numbers: list[int | None] = []
     noted = MatchFunction(
         schema=pa.schema([("n", pa.int64())]), matched=lambda found: numbers.append(found.number)
     )
 
-    def rule(version: int, limit: int, *, numbered: bool) -> PatternProcessor:
-        pattern = Pattern.begin("a").where(f"v < {limit}").next("b").where("v > 5")
+    def rule(version: int, *, numbered: bool) -> PatternProcessor:
+        pattern = Pattern.begin("a").where(f"v < {version + 2}").next("b").where("v > 5")
         return PatternProcessor(
             id="r", version=version, pattern=pattern, function="noted", keep_matches=True,
-            numbered=numbered,
+            numbered=numbered, scheduled=scheduled if version == 2 else None,
         )  # fmt: skip
 
     context = RuleContext(outputs=frozenset({"noted"}))
-    old, _ = RuleSet().apply_update([rule(1, 3, numbered=True)], context)
-    new, _ = old.apply_update([rule(2, 4, numbered=change == "kept")], context)
+    first, second = rule(1, numbered=before), rule(2, numbered=after)
+    old, _ = RuleSet().apply_update([first], context)
+    new, _ = old.apply_update([second] if scheduled is None else [first, second], context)
     bucket = Bucket(
         lambda: PatternOperator(key=("k",), event_time="t", match_functions={"noted": noted})
     )
@@ -236,9 +241,9 @@ def test_a_version_that_takes_over_runs_goes_on_with_their_numbers(
     batch = pa.RecordBatch.from_pylist(rows, SCHEMA)
 
     bucket.window([batch.slice(0, 3)], rules=old)
-    bucket.window(watermark=3)
-    bucket.window([batch.slice(3, 1)], rules=new)
-    bucket.window([batch.slice(4)], watermark=4)
+    if scheduled is None:
+        bucket.window(watermark=3)
+    bucket.window([batch.slice(3)], rules=new)
     bucket.window(watermark=6)
 
-    assert numbers[: len(expected)] == expected
+    assert numbers == expected
