@@ -538,7 +538,7 @@ class _Loop:
 class _GroupLoop:
     """States of a group: one chain per round; the last of an endless loop leads back to itself.
 
-    Alternatives are chains beside each other, behind a state that leads to each of them.
+    Alternatives are chains next to each other, behind a state that leads to each of them.
     """
 
     def __init__(

@@ -252,14 +252,14 @@ def _may_be_left_out(factor: Any) -> bool:
 
 
 def _check_reluctant(text: str, body: Any) -> None:
-    """Refuse to leave out a part if possible, which alternatives could not tell from to take it."""
+    """Refuse to leave out a part if possible, because the automaton takes it first."""
     choices = [each for each in body.find_data("choice") if len(each.children) > 1]
     if not choices and not any(body.find_data("permute")):
         return
     for factor in _list_factors(body):
         if _may_be_left_out(factor) and _read_quantifier(factor.children[-1])[2]:
             raise RowPatternError(
-                "`?` after a quantifier from 0 is not supported beside alternatives; write the two"
+                "`?` after a quantifier from 0 is not supported with alternatives; write the two"
                 " as alternatives, as in (B | A B) for A?? B",
                 position=locate(text, factor.meta.start_pos),
             )
