@@ -90,17 +90,17 @@ def alternatives(draw: Any, name: str) -> Pattern:
 
 
 @st.composite
-def strict(draw: Any, name: str = "s", depth: int = 2) -> Pattern:
+def strict(draw: Any, name: str = "s", depth: int = 1) -> Pattern:
     """Return a pattern of SQL's kind: events follow each other, and nothing is negated."""
     pattern: Pattern | None = None
-    for place in range(draw(st.integers(1, 1 + depth))):
+    for place in range(draw(st.integers(1, 2 + depth))):
         own = f"{name}{place}"
         kinds = ("stage", "loop", "greedy", "either", "either") if depth else ("stage",)
         kind = draw(st.sampled_from(kinds))
         added: str | Pattern = own
         if kind == "either":
             inner = strict(f"{own}.", depth - 1)
-            added = Pattern.either(*draw(st.lists(inner, min_size=2, max_size=1 + depth)))
+            added = Pattern.either(*draw(st.lists(inner, min_size=2, max_size=3)))
         pattern = Pattern.begin(added) if pattern is None else pattern.next(added)
         if kind != "either":
             pattern = pattern.where(one_of(draw(several)))
