@@ -32,6 +32,7 @@ from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.wire.reports.rule_metrics import WatermarkWait
 from support.aligned.spark import SHUFFLE
 from support.patterns.spark import DDL, Given, Play, letters
+from support.patterns.ticker import PRICES, TICKER
 from support.processes.waiting import until
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -399,6 +400,36 @@ def test_a_statement_in_sql_makes_a_row_of_each_match(spark: SparkSession, tmp_p
     found = [tuple(row) for row in spark.table("told").collect()]
     assert [(who, amount) for who, _, amount in found] == [("u", 55)]
     assert made.schema().names == ["who", "first_time", "amount"]
+
+
+def test_the_first_example_of_the_original_runs_and_counts_what_it_finds(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The statement has the original's text; two more measures are added."""
+    times = [f"2011-04-01 10:00:{second:02}" for second in range(len(PRICES))]
+    rows = [("ACME", time, price, 1) for time, price in zip(times, PRICES, strict=True)]
+    frame = spark.createDataFrame(rows, "symbol string, at string, price int, tax int")
+    frame = frame.selectExpr("symbol", "cast(at as timestamp) rowtime", "price", "tax")
+    frame.coalesce(1).write.parquet(str(tmp_path / "in"))
+    source = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "in"))
+    more = ", CLASSIFIER() AS variable, MATCH_NUMBER() AS number ONE ROW PER MATCH"
+    made = sql(
+        TICKER.replace("ONE ROW PER MATCH", more), {"Ticker": source},
+        watermark="0 seconds", options=OperatorOptions(buckets=2),
+    )  # fmt: skip
+    query = (
+        made.to_df()
+        .writeStream.format("memory")
+        .queryName("ticker")
+        .option("checkpointLocation", str(tmp_path / "ck"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    (found,) = spark.table("ticker").collect()
+    assert (found.symbol, found.variable, found.number) == ("ACME", "PRICE_UP", 1)
+    ends = (found.start_tstamp, found.bottom_tstamp, found.end_tstamp)
+    assert [str(end) for end in ends] == [times[4], times[7], times[8]]
 
 
 def test_a_dynamic_statement_takes_its_rules_from_a_discoverer(

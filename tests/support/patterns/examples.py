@@ -39,6 +39,11 @@ letters = st.sets(st.sampled_from(LETTERS), min_size=1, max_size=2).map(
 )
 
 
+several = st.sets(st.sampled_from(LETTERS), min_size=2, max_size=3).map(
+    lambda s: "".join(sorted(s))
+)
+
+
 @st.composite
 def quantified(draw: Any, pattern: Pattern, *, group: bool) -> Pattern:
     kind = draw(st.sampled_from(("one", "one", "times", "range", "more")))
@@ -77,14 +82,52 @@ def groups(draw: Any, name: str) -> Pattern:
 
 
 @st.composite
+def alternatives(draw: Any, name: str) -> Pattern:
+    """Return two or three alternatives, whose stages have the same names."""
+    single = letters.map(lambda some: Pattern.begin(f"{name}0").where(one_of(some)))
+    some = draw(st.lists(st.one_of(single, groups(name)), min_size=2, max_size=3))
+    return Pattern.either(*some)
+
+
+@st.composite
+def strict(draw: Any, name: str = "s", depth: int = 1) -> Pattern:
+    """Return a pattern of SQL's kind: events follow each other, and nothing is negated."""
+    pattern: Pattern | None = None
+    for place in range(draw(st.integers(1, 2 + depth))):
+        own = f"{name}{place}"
+        kinds = ("stage", "loop", "greedy", "either", "either") if depth else ("stage",)
+        kind = draw(st.sampled_from(kinds))
+        added: str | Pattern = own
+        if kind == "either":
+            inner = strict(f"{own}.", depth - 1)
+            added = Pattern.either(*draw(st.lists(inner, min_size=2, max_size=3)))
+        pattern = Pattern.begin(added) if pattern is None else pattern.next(added)
+        if kind != "either":
+            pattern = pattern.where(one_of(draw(several)))
+        if kind == "greedy":
+            pattern = pattern.one_or_more().consecutive().greedy()
+            pattern = pattern.next(f"{own}after").where(one_of(draw(several)))
+        elif kind == "loop" or draw(st.booleans()):
+            low = draw(st.integers(1, 2))
+            high = draw(st.sampled_from((low, low + 1, None)))
+            pattern = pattern.times_or_more(low) if high is None else pattern.times(low, high)
+            pattern = pattern.consecutive()
+        elif draw(st.booleans()):
+            pattern = pattern.optional()
+    assert pattern is not None
+    return pattern
+
+
+@st.composite
 def patterns(draw: Any) -> Pattern:
     size = draw(st.integers(1, 3))
     pattern: Pattern | None = None
     for place in range(size):
         name = f"s{place}"
         group = draw(st.integers(0, 4)) == 0
+        inner = groups(name) if draw(st.booleans()) else alternatives(name)
         if pattern is None:
-            pattern = Pattern.begin(draw(groups(name)) if group else name)
+            pattern = Pattern.begin(draw(inner) if group else name)
         else:
             negation = draw(st.sampled_from((None, None, None, "not_next", "not_followed_by")))
             if negation is not None:
@@ -92,7 +135,7 @@ def patterns(draw: Any) -> Pattern:
                     pattern = getattr(pattern, negation)(f"x{place}").where(one_of(draw(letters)))
             group = group and not pattern.elements[-1].quantifier.greedy
             join = draw(st.sampled_from(("next", "followed_by", "followed_by_any")))
-            pattern = getattr(pattern, join)(draw(groups(name)) if group else name)
+            pattern = getattr(pattern, join)(draw(inner) if group else name)
         assert pattern is not None
         if not group:
             pattern = pattern.where(one_of(draw(letters)))
@@ -119,7 +162,11 @@ def remembering(draw: Any) -> Pattern:
             stage = draw(st.sampled_from(names))
             function = draw(st.sampled_from(("sum", "count", "min", "max", "first", "last", "avg")))
             term = f"{function}({stage})" if function == "count" else f"{function}({stage}.v)"
-            term = draw(st.sampled_from((term, "previous(v)")))
+            nth = (
+                f"{draw(st.sampled_from(('first', 'last')))}({stage}.v, {draw(st.integers(1, 2))})"
+            )
+            tested = term.replace(")", ", tested)")
+            term = draw(st.sampled_from((term, "previous(v)", nth, tested)))
             word = draw(st.sampled_from(("<", ">=", "==", "!=")))
             text = f"{term} {word} {draw(st.integers(0, 4))}"
             text = draw(st.sampled_from((text, f"!({text})", f"{text} + v")))
@@ -168,16 +215,17 @@ def run(automaton: Nfa, events: list[tuple[str, int]]) -> list[tuple[Pairs, int]
     return found + [(pairs(match), len(events)) for match in matches]
 
 
-def answer(term: Term, past: Past) -> Any:
-    """Return what a term asks of the past, by going through all of it; ``v`` is a number."""
+def answer(term: Term, past: Past, tested: int) -> Any:
+    """Return what a term asks of the past, by going through all of it; ``v`` is the number."""
     values = [number for stage, number in past if stage == term.stage]
+    values += [tested] * term.tested
     if term.function == "previous":
         return past[-1][1] if past else None
     some: dict[str, Any] = {
         "min": min(values, default=None),
         "max": max(values, default=None),
-        "first": values[0] if values else None,
-        "last": values[-1] if values else None,
+        "first": next(iter(values[term.offset :]), None),
+        "last": next(iter(values[::-1][term.offset :]), None),
         "avg": sum(values) / len(values) if values else None,
         "sum": sum(values),
         "count": len(values),
@@ -210,7 +258,7 @@ def oracle_of(pattern: Pattern, automaton: Nfa, events: list[tuple[str, int]]) -
     def holds(condition: Any, number: int, past: Past) -> bool:
         if number >= len(events):
             return False
-        terms = {name: answer(term, past) for name, term in condition.terms}
+        terms = {name: answer(term, past, number) for name, term in condition.terms}
         return bool(condition.expression.matches({"n": events[number][0], "v": number, **terms}))
 
     return Oracle(pattern, holds, [time for _, time in events], automaton.window)

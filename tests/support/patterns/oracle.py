@@ -7,6 +7,7 @@ is said by the slot that comes next. There is no automaton here: no states, no r
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -77,9 +78,13 @@ class Place:
         return self.until if element.until is None else (*self.until, element.until)
 
 
-def words(pattern: Pattern, most: int) -> list[Word]:
-    """Return every word of at most so many slots, and what lies behind its last."""
-    return list(_chain(pattern.elements, Place("begin", Before(), (), (), most)))
+def words(pattern: Pattern, most: int) -> Iterator[Word]:
+    """Yield every word of at most so many slots, and what lies behind its last.
+
+    A word is preferred to those after it: the left alternative, to take what is optional, to leave
+    what is repeated.
+    """
+    return _chain(pattern.elements, Place("begin", Before(), (), (), most))
 
 
 def _chain(elements: tuple[Element, ...], at: Place) -> Iterator[Word]:
@@ -111,7 +116,7 @@ def _whole(elements: tuple[Element, ...]) -> int:
     found = 0
     for element in elements:
         if isinstance(element, Group):
-            found += element.quantifier.low * _whole(element.elements)
+            found += element.quantifier.low * max(map(_whole, element.branches))
         elif element.contiguity not in NEGATED:
             found += element.quantifier.low
     return found
@@ -130,8 +135,6 @@ def _stage(stage: PatternStage, rest: tuple[Element, ...], at: Place) -> Iterato
     quantifier = stage.quantifier
     greedy = quantifier.greedy and quantifier.low != quantifier.high
     after = Before(kept=(stage.condition, stage.until) if greedy else None)
-    if quantifier.optional:
-        yield (), replace(at.before, kept=after.kept or at.before.kept)
     own = at.inside(stage)
     single = quantifier.kind == "one"
     looped = Before(nots=_negated(rest, "not_followed_by"))
@@ -157,29 +160,40 @@ def _stage(stage: PatternStage, rest: tuple[Element, ...], at: Place) -> Iterato
         slots = (*slots, slot)
         if count >= quantifier.low:
             yield slots, after
+    if quantifier.optional:
+        yield (), replace(at.before, kept=after.kept or at.before.kept)
 
 
 def _group(group: Group, rest: tuple[Element, ...], at: Place) -> Iterator[Word]:
-    quantifier = group.quantifier
-    if quantifier.optional:
+    inside = replace(at, until=at.inside(group))
+    yield from _rounds(group, rest, inside, (), 1, group.quantifier.high or at.most)
+    if group.quantifier.optional:
         yield (), at.before
-    own = at.inside(group)
-    looped = _negated(rest, "not_followed_by")
-    gates = _negated(rest, "not_next")
-    done: list[Word] = list(_chain(group.elements, replace(at, until=own)))
-    for count in range(1, (quantifier.high or at.most) + 1):
-        if count >= quantifier.low:
-            yield from done if count == quantifier.high else map(_undecided, done)
-        further = []
-        for slots, after in done:
-            held = replace(after, nots=(*after.nots, *looped))
-            ends = gates if count >= quantifier.low else ()
-            again = Place(quantifier.inner, held, own, ends, at.most - len(slots))
-            for more, end in _chain(group.elements, again):
-                further.append((slots + more, end))
-        done = [each for each in further if len(each[0]) <= at.most]
-        if not done:
-            return
+
+
+def _rounds(
+    group: Group,
+    rest: tuple[Element, ...],
+    at: Place,
+    so_far: tuple[Slot, ...],
+    count: int,
+    last: int,
+) -> Iterator[Word]:
+    """Yield the words of a group from one of its rounds on; each begins with what was so far."""
+    low, high = group.quantifier.low, group.quantifier.high
+    for slots, after in itertools.chain(*(_chain(branch, at) for branch in group.branches)):
+        word = (*so_far, *slots), after
+        if count >= low:
+            yield word if count == high else _undecided(word)
+        if count < last and len(slots) <= at.most:
+            again = Place(
+                group.quantifier.inner,
+                replace(after, nots=(*after.nots, *_negated(rest, "not_followed_by"))),
+                at.until,
+                _negated(rest, "not_next") if count >= low else (),
+                at.most - len(slots),
+            )
+            yield from _rounds(group, rest, again, word[0], count + 1, last)
 
 
 def _undecided(word: Word) -> Word:
@@ -437,6 +451,24 @@ def lets_through(
             dead |= _given_up(pattern, released)
             held = [m for m in held if m[0][1] not in dead]
     return not left
+
+
+def preferred(pattern: Pattern, matches: list[tuple[Found, int]], events: int) -> list[Found]:
+    """Return the matches that a skip strategy lets through if each first event has one at most.
+
+    Args:
+        pattern: with its strategy.
+        matches: all matches, a preferred one before others with the same first event.
+        events: how many events there are.
+    """
+    results: list[Found] = []
+    dead: set[int] = set()
+    for start in range(events):
+        found = [match for match, _ in matches if match[0][1] == start]
+        if found and start not in dead:
+            results.append(found[0])
+            dead |= _given_up(pattern, found[0])
+    return results
 
 
 def _given_up(pattern: Pattern, match: Found) -> set[int]:

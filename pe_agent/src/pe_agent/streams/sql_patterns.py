@@ -17,7 +17,6 @@ from pe_agent.datasource.schemas import spark_to_arrow
 from pe_agent.streams.stream import Stream
 from streambroker_core.cep.engine.outputs import MatchedEvents
 from streambroker_core.cep.operator import MatchFunction
-from streambroker_core.cep.pattern.match_buffer import Event
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.sql import DynamicRowPattern, Measure, RowPattern, read_row_pattern
 from streambroker_core.errors import AlignedError
@@ -30,7 +29,12 @@ if TYPE_CHECKING:
 
 ROWS = "rows"
 """The output of a MATCH_RECOGNIZE: a row for each match."""
-_FIXED_TYPES = {"count": pa.int64(), "avg": pa.float64()}
+_FIXED_TYPES = {
+    "count": pa.int64(),
+    "avg": pa.float64(),
+    "classifier": pa.string(),
+    "match_number": pa.int64(),
+}
 
 
 def sql(
@@ -85,7 +89,13 @@ def sql(
     if isinstance(query, DynamicRowPattern):
         return _run_dynamic(query, stream, factories or {}, fitted, control_file, functions)
     function = _match_function(query, spark_to_arrow(stream.schema()))
-    rule = PatternProcessor(id=query.table, version=1, pattern=query.pattern, function=ROWS)
+    rule = PatternProcessor(
+        id=query.table,
+        version=1,
+        pattern=query.pattern,
+        function=ROWS,
+        numbered=query.is_numbered,
+    )
     named = {**(functions or {}), ROWS: function}
     made = stream.match(rule, functions=named, timeouts=False, **fitted)
     return made.outputs[ROWS].select(*(query.columns or function.schema.names))
@@ -132,24 +142,13 @@ def _match_function(statement: RowPattern, columns: pa.Schema) -> MatchFunction:
             raise AlignedError(
                 f"SELECT names {name}, and a match has {', '.join(schema.names) or 'no columns'}."
             )
-    order, key, measures = statement.order, statement.key, statement.measures
+    key, measures = statement.key, statement.measures
 
     def row(match: MatchedEvents) -> dict[str, Any]:
-        events = _match_events(match, order)
-        values = {one.name: one.evaluate(events) for one in measures}
+        values = {one.name: one.evaluate(match.rows, match.number) for one in measures}
         return dict(zip(key, match.key, strict=True)) | values
 
     return MatchFunction(schema=schema, matched=row)
-
-
-def _match_events(match: MatchedEvents, order: tuple[str, ...]) -> dict[str, list[Event]]:
-    rows = [(stage, row) for stage, rows in match.events.items() for row in rows]
-    ranks = sorted(range(len(rows)), key=lambda at: tuple(rows[at][1][name] for name in order))
-    seqs = {at: seq for seq, at in enumerate(ranks)}
-    events: dict[str, list[Event]] = {}
-    for at, (stage, row) in enumerate(rows):
-        events.setdefault(stage, []).append(Event(seqs[at], match.time, row))
-    return events
 
 
 def _measure_type(measure: Measure, columns: pa.Schema) -> pa.DataType:

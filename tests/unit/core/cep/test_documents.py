@@ -35,6 +35,7 @@ function: alert
 onError: disable
 keepMatches: true
 limits: {runs: 50, policy: refuse}
+numbered: true
 labels: {team: fraud}
 pattern:
   skip: {strategy: skip_to_first, stage: dear, throwOnMiss: true}
@@ -55,6 +56,9 @@ pattern:
         - name: y
           join: followed_by_any
           where: {all: ["v > 1", {function: odd}]}
+      or:
+        - [{name: x}, {name: z, join: next}]
+        - [{name: z}]
       within: 10m
 """
 
@@ -64,7 +68,11 @@ def odd(row: Any, run: Any) -> bool:
 
 
 def same_rule() -> PatternProcessor:
-    group = Pattern.begin("x").followed_by_any("y").where("v > 1").where(odd)
+    group = Pattern.either(
+        Pattern.begin("x").followed_by_any("y").where("v > 1").where(odd),
+        Pattern.begin("x").next("z"),
+        Pattern.begin("z"),
+    )
     skip = Skip(strategy="skip_to_first", stage="dear", throw_on_miss=True)
     pattern = (
         Pattern.begin("cheap", skip=skip)
@@ -76,7 +84,7 @@ def same_rule() -> PatternProcessor:
     return PatternProcessor(
         id="cheap-then-dear", version=3, pattern=pattern, key=("user",),
         scheduled=1795348800 * 10**6, function="alert", on_error="disable", keep_matches=True,
-        limits=RunLimits(runs=50, policy="refuse"), labels={"team": "fraud"},
+        limits=RunLimits(runs=50, policy="refuse"), labels={"team": "fraud"}, numbered=True,
     )  # fmt: skip
 
 
@@ -126,6 +134,12 @@ REFUSED = [
     (minimal(pattern={"stages": []}), "pattern.stages needs at least one stage."),
     (minimal(pattern={"stages": "a"}), "pattern.stages has to be a list, not 'a'."),
     (minimal(pattern={"stages": [{}]}), "pattern.stages[0] needs either `name` or `group`."),
+    (stage(**{"or": [[{"name": "b"}]]}), "pattern.stages[0].or needs a group before it."),
+    (minimal(pattern={"stages": [{"group": [{"name": "a"}], "or": []}]}),
+     "pattern.stages[0].or needs at least one alternative."),
+    (minimal(pattern={"stages": [{"group": [{"name": "a"}], "or": [[{}]]}]}),
+     "pattern.stages[0].or[0][0] needs either `name` or `group`."),
+    (minimal(numbered="yes"), "numbered has to be true or false, not 'yes'."),
     (stage(join="next"), "pattern.stages[0].join is for stages behind the first."),
     (minimal(pattern={"stages": [{"name": "a"}, {"name": "b"}]}),
      "pattern.stages[1].join has to be one of next,"),
@@ -166,7 +180,7 @@ def test_a_rule_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
         read_rule(minimal(**fields))
 
 
-@pytest.mark.parametrize("document", [document for document, _ in REFUSED[:6]])
+@pytest.mark.parametrize("document", [document for document, _ in REFUSED[:11]])
 def test_what_the_schema_refuses_reading_refuses(document: Any) -> None:
     assert not VALIDATOR.is_valid(document)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from support.patterns.examples import (
     patterns,
     remembering,
     run,
+    strict,
 )
-from support.patterns.oracle import lets_through
+from support.patterns.oracle import lets_through, preferred, words
 
 
 def check_all(pattern: Pattern, events: list[tuple[str, int]]) -> None:
@@ -61,7 +63,7 @@ def check_skips(pattern: Pattern, strategy: Any, events: list[tuple[str, int]], 
         skip = Skip(strategy=strategy)
     pattern = pattern.skipping(skip)
     automaton = automaton_of(pattern)
-    if automaton is None:
+    if automaton is None or automaton.is_ordered:
         return
     note(f"{pattern}")
     oracle = oracle_of(pattern, automaton, events)
@@ -106,6 +108,41 @@ def test_skips_give_up_what_they_say_at_length(
     pattern: Pattern, strategy: Any, events: list[tuple[str, int]], place: int
 ) -> None:
     check_skips(pattern, strategy, events, place)
+
+
+def check_preferred(pattern: Pattern, strategy: Any, events: list[tuple[str, int]]) -> None:
+    pattern = pattern.skipping(Skip(strategy=strategy))
+    automaton = automaton_of(pattern)
+    if automaton is None or not automaton.is_ordered:
+        return
+    if len(list(islice(words(pattern, len(events)), 2_001))) > 2_000:
+        return  # the oracle would take minutes
+    note(f"{pattern}")
+    oracle = oracle_of(pattern, automaton, events)
+
+    got = [match for match, _ in run(automaton, [*events, ("", events[-1][1])])]
+
+    assert got == preferred(pattern, oracle.matches(), len(events))
+
+
+whole = st.sampled_from(("skip_to_next", "skip_past_last"))
+
+
+@given(pattern=strict(), strategy=whole, events=inputs())
+@settings(max_examples=60)
+def test_of_alternatives_the_left_one_is_kept_wherever_it_leads_to_a_match(
+    pattern: Pattern, strategy: Any, events: list[tuple[str, int]]
+) -> None:
+    check_preferred(pattern, strategy, events)
+
+
+@pytest.mark.long
+@given(pattern=strict(), strategy=whole, events=inputs())
+@settings(max_examples=10_000)
+def test_of_alternatives_the_left_one_is_kept_wherever_it_leads_to_a_match_at_length(
+    pattern: Pattern, strategy: Any, events: list[tuple[str, int]]
+) -> None:
+    check_preferred(pattern, strategy, events)
 
 
 @given(pattern=remembering(), events=inputs())

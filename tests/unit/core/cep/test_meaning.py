@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.cep import Pattern, RunError, Skip, compile_pattern
+from streambroker_core.cep import (
+    Pattern,
+    PatternArgumentError,
+    PatternError,
+    RunError,
+    Skip,
+    compile_pattern,
+)
+from streambroker_core.cep.engine.trace import list_run_states
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
 from streambroker_core.cep.nfa.matcher import Matcher, PatternMatch, Timeout
 from streambroker_core.cep.nfa.nfa import FINAL
@@ -354,3 +362,49 @@ def test_a_gap_limits_the_first_event_of_a_stage_and_one_between_does_not(
         matches, _ = matcher.process(Event(seq, time, {"n": name[0], "name": name}, time))
         found += [" ".join(e.row["name"] for es in m.events.values() for e in es) for m in matches]
     assert sorted(found) == expected
+
+
+def either(*branches: str) -> Pattern:
+    return Pattern.either(*(chain(*branch.split()) for branch in branches))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words", "expected"),
+    [
+        (begin("a").followed_by(either("b", "c")), "a b c", {"a b", "a c"}),
+        (begin("a").next(either("b", "c")), "a c b", {"a c"}),
+        (begin("a").next(either("b", "c >d")), "a x c d", set()),
+        (begin("a").followed_by(either("b >c", "b >d")), "a b d", {"a b d"}),
+        (begin("a").next(either("b", "c")).times(2).consecutive(), "a c b", {"a b c"}),
+        (then(begin("a").next(either("b", "c")).optional(), "next", "d"), "a d a c d",
+         {"a d", "a c d"}),
+        (either("a b", "a c"), "a b c", {"a b", "a c"}),
+        (then(either("a", "b").one_or_more(), "followed_by", "c"), "b a c",
+         {"b c", "a c", "a b c"}),
+        (begin("a").followed_by(either("b !x c", "d")), "a b x c d", {"a d"}),
+    ],
+)  # fmt: skip
+def test_without_a_skip_every_alternative_is_tried(
+    pattern: Pattern, words: str, expected: set[str]
+) -> None:
+    assert matches(pattern, words) == expected
+
+
+def test_with_a_skip_a_match_waits_while_a_preferred_alternative_is_possible() -> None:
+    pattern = begin("a").followed_by(either("b c", "d")).within("10us")
+    pattern = pattern.skipping(Skip(strategy="skip_past_last"))
+
+    assert Matched(pattern, "a b d c").found == ["a b c @c"]
+    waiting = Matched(pattern, "a d x")
+    assert waiting.found == []
+    assert [str(state) for state in list_run_states(waiting.matcher)][-1] == (
+        "matched (a 1, d 1), waits for runs that began earlier, or are preferred"
+    )
+    assert waiting.end().found == ["a d @end"]
+
+
+def test_alternatives_are_two_or_more() -> None:
+    with pytest.raises(PatternArgumentError, match="either has 1 alternatives; give two patterns"):
+        either("a")
+    with pytest.raises(PatternError, match="`b`: the name is used twice"):
+        begin("a").next(either("b", "c")).next("b")

@@ -106,12 +106,36 @@ def test_runs_of_a_rule_that_is_gone_are_left_out() -> None:
     assert read(blob, lambda rule: None) == {}
 
 
+def test_only_a_key_whose_matches_are_numbered_keeps_their_number_in_the_newer_form() -> None:
+    automaton = compile_pattern(Pattern.begin("a").where('n == "a"').next("b").where('n == "b"'))
+    truths = ConditionBits(automaton)
+
+    def new(rule: Any = RULE) -> Matcher:
+        return Matcher(automaton, truths, numbered=True)
+
+    matcher, plain = new(), Matcher(automaton, truths)
+    for seq, name in enumerate("abab"):
+        matcher.process(Event(seq, seq, {"n": name}))
+        plain.process(Event(seq, seq, {"n": name}))
+    blob = write({RULE: matcher})
+
+    assert (matcher.runs, write({RULE: plain})) == ([], None)
+    assert blob == b'[2,[],[],[],[["r",1,[],[],2]]]'
+    matcher = read(blob, new)[RULE]
+    matcher.process(Event(4, 4, {"n": "a"}))
+    first, _ = matcher.process(Event(5, 5, {"n": "b"}))
+    assert [match.number for match in first] == [3]
+    fresh = new()
+    fresh.process(Event(0, 0, {"n": "a"}))
+    assert (write({RULE: fresh}) or b"").startswith(b"[1,")
+
+
 def test_bytes_of_a_newer_release_or_damaged_ones_are_refused() -> None:
     blob = write({RULE: loaded("aa")})
     assert blob is not None
 
-    with pytest.raises(StateError, match="form 2, of a newer release"):
-        read(b"[2" + blob[2:], lambda rule: loaded(""))
+    with pytest.raises(StateError, match="form 3, of a newer release"):
+        read(b"[3" + blob[2:], lambda rule: loaded(""))
     for size in range(1, len(blob)):
         with pytest.raises(StateError, match="damaged"):
             read(blob[:size], lambda rule: loaded(""))

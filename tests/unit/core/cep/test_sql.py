@@ -6,7 +6,6 @@ import pytest
 
 from streambroker_core.cep import Pattern, PatternError, Skip
 from streambroker_core.cep.pattern.errors import RowPatternError
-from streambroker_core.cep.pattern.match_buffer import Event
 from streambroker_core.cep.sql import DynamicRowPattern, Measure, RowPattern, read_row_pattern
 
 
@@ -73,6 +72,10 @@ def test_a_statement_is_the_rule_that_python_makes() -> None:
         ("AVG(B.x) > 2.5", "(sum(B.x) + x) / (count(B) + 1.0) > 2.5"),
         ("PREV(x) < x", "previous(x) < x"),
         ("LAST(B.x) = FIRST(A.x)", "x == first(A.x)"),
+        ("RUNNING LAST(A.x, 1) = FIRST(A.x, 2)", "last(A.x, 1) == first(A.x, 2)"),
+        ("LAST(B.x, 0) = LAST(B.x, 3)", "x == last(B.x, 2)"),
+        ("FIRST(B.x) = FIRST(B.x, 1)", "first(B.x, tested) == first(B.x, 1, tested)"),
+        ("MAX(B.x) > MIN(A.x)", "max(B.x, tested) > min(A.x)"),
         ("flag = TRUE -- comment WHERE\n AND x = -(1)", "flag == true && x == -1"),
     ],
 )  # fmt: skip
@@ -114,22 +117,68 @@ def test_groups_and_skips() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A (B | C D) E", Pattern.begin("A").next(
+            Pattern.either(Pattern.begin("B"), Pattern.begin("C").next("D"))).next("E")),
+        ("A | B", Pattern.either(Pattern.begin("A"), Pattern.begin("B"))),
+        ("(A | B)+? C", Pattern.begin(
+            Pattern.either(Pattern.begin("A"), Pattern.begin("B"))
+        ).one_or_more().consecutive().next("C")),
+        ("PERMUTE(A, B C)", Pattern.either(
+            Pattern.begin("A").next("B").next("C"), Pattern.begin("B").next("C").next("A"))),
+        ("permute(A, B, C)?", Pattern.begin(Pattern.either(*(
+            Pattern.begin(a).next(b).next(c)
+            for a, b, c in ("ABC", "ACB", "BAC", "BCA", "CAB", "CBA")))).optional()),
+    ],
+)  # fmt: skip
+def test_alternatives_and_permutations_are_those_of_python(text: str, expected: Pattern) -> None:
+    skip = Skip(strategy="skip_past_last")
+
+    if text.endswith(")?"):
+        with pytest.raises(RowPatternError, match="a greedy quantifier at the end"):
+            read(text)
+        text = f"{text} D"
+        expected = expected.next("D")
+
+    assert read(text).pattern == expected.skipping(skip)
+
+
+@pytest.mark.parametrize(
     ("parts", "message"),
     [
         ({"rows": "ALL ROWS PER MATCH"}, "line 7, column 9: ALL ROWS PER MATCH is not supported"),
-        ({"pattern": "A | B"}, "line 9, column 20: alternatives with | is not supported"),
+        ({"pattern": "A | B {- C -}"}, "line 9, column 24: exclusion {- -} is not supported"),
+        ({"pattern": "A | | B"}, "line 9, column 22: found `|`, expected"),
+        ({"pattern": "A (B | C+)"}, "line 9, column 25: a greedy quantifier at the end is not"),
+        ({"pattern": "PERMUTE(A, B+)"}, "line 9, column 29: a greedy quantifier at the end"),
+        ({"pattern": "(A | B)+ C"}, "column 18: a greedy quantifier on a group is not supported"),
+        ({"pattern": "(A | B C)*? D"}, "line 9, column 18: `?` after a quantifier from 0"),
+        ({"pattern": "PERMUTE(A, B, C, D, E, F)"}, "column 26: PERMUTE of 6 parts is not supp"),
+        ({"pattern": "(A | B) C", "define": "B AS PREV(x) > 1"},
+         "PREV is not supported in B, which may be the first variable"),
+        ({"pattern": "PERMUTE(A, B)", "define": "B AS PREV(x) > 1"}, "not supported in B, which"),
+        ({"pattern": "A? B? C D", "define": "C AS PREV(x) > 1"}, "PREV is not supported in C"),
         ({"pattern": "^A"}, "the anchor ^ is not supported"),
         ({"pattern": "A B+"}, "line 9, column 20: a greedy quantifier at the end is not supported"),
         ({"pattern": "A (B C)+ D"}, "a greedy quantifier on a group is not supported"),
-        ({"define": "A AS PREV(x) > 1"}, "PREV in the first variable is not supported"),
-        ({"define": "B AS LAST(A.x, 2) > 1"}, "LAST with an offset is not supported"),
-        ({"define": "B AS MAX(B.x) > 1"}, "MAX over the variable that is defined is not supported"),
+        ({"define": "A AS PREV(x) > 1"}, "PREV is not supported in A, which may be the first"),
+        ({"define": "B AS LAST(A.x, 1001) > 1"}, "an offset is at most 1000, not 1001"),
+        ({"define": "B AS LAST(A.x, -1) > 1"}, "line 10, column 31: found `-`, expected integer"),
+        ({"define": "B AS MAX(A.x, 1) > 1"}, "MAX takes no offset; FIRST and LAST do"),
+        ({"define": "B AS FINAL LAST(A.x) > 1"}, "line 10, column 27: FINAL is for MEASURES"),
+        ({"define": "B AS CLASSIFIER() = 'A'"}, "CLASSIFIER() is for MEASURES; the row that DEFIN"),
+        ({"define": "B AS MATCH_NUMBER() > 1"}, "MATCH_NUMBER() is for MEASURES"),
         ({"define": "Z AS x > 1"}, "`Z` is defined and is not in the pattern"),
         ({"define": "B AS Z.x > 1"}, "`Z` is not a variable of the pattern; there are A, B"),
         ({"define": "B AS x LIKE 'a_b'"}, "LIKE 'a_b' is not supported"),
         ({"define": "B AS NEXT(x) > 1"}, "NEXT() (rows behind the current one) is not supported"),
         ({"measures": "MEASURES A.x + 1 AS y"}, "measure `y` is not supported"),
-        ({"measures": "MEASURES MATCH_NUMBER() AS y"}, "MATCH_NUMBER() is not supported"),
+        ({"measures": "MEASURES MATCH_NUMBER(A.x) AS y"}, "measure `y` is not supported"),
+        ({"measures": "MEASURES CLASSIFIER(A.x) AS y"}, "measure `y` is not supported"),
+        ({"measures": "MEASURES COUNT() AS y"}, "measure `y` is not supported"),
+        ({"measures": "MEASURES SUM(A.x, 1) AS y"}, "FIRST or LAST with an offset up to 1000"),
+        ({"measures": "MEASURES LAST(Z.x) AS y"}, "measure `y` is not supported"),
         ({"table": "prices"}, "there is no stream `prices`; known: ticks"),
         ({"order": ""}, "ORDER BY is missing"),
         ({"order": "ORDER BY ts DESC"}, "ORDER BY … DESC is not supported"),
@@ -166,16 +215,33 @@ def test_rules_from_a_discoverer() -> None:
 
 
 def test_measures_are_taken_from_a_match() -> None:
-    def events(*values: Any) -> list[Event]:
-        return [Event(n, n, {"x": value}) for n, value in enumerate(values)]
+    given = [("A", 1), ("A", None), ("B", 7), ("A", 5)]
+    rows = [(variable, {"x": value}) for variable, value in given]
 
-    given = {"A": events(1, None, 5)}
-
-    def of(function: str, field: str | None = "x", stage: str | None = "A") -> Any:
-        return Measure(name="m", function=function, stage=stage, field=field).evaluate(given)
+    def of(function: str, field: str | None = "x", stage: str | None = "A", offset: int = 0) -> Any:
+        measure = Measure(name="m", function=function, stage=stage, field=field, offset=offset)
+        return measure.evaluate(rows, 3)
 
     assert [of(f) for f in ("first", "last", "count", "sum", "avg", "min", "max")] == [
         1, 5, 2, 6, 3.0, 1, 5,
     ]  # fmt: skip
-    assert of("count", None, None) == 3
-    assert of("sum", stage="B") is None
+    assert of("count", None, None) == 4
+    assert of("sum", stage="C") is None
+    assert [of("first", offset=n) for n in range(4)] == [1, None, 5, None]
+    assert [of("last", offset=n) for n in range(4)] == [5, None, 1, None]
+    assert [of("last", stage=None, offset=n) for n in (0, 1)] == [5, 7]
+    assert (of("classifier", None, None), of("match_number", None, None)) == ("A", 3)
+
+
+def test_a_statement_is_numbered_only_if_it_asks_for_the_number() -> None:
+    asked = read(
+        measures="MEASURES CLASSIFIER() AS c, FINAL LAST(A.x, 1) AS x, MATCH_NUMBER() AS n"
+    )
+
+    assert asked.measures == (
+        Measure(name="c", function="classifier", stage=None, field=None),
+        Measure(name="x", function="last", stage="A", field="x", offset=1),
+        Measure(name="n", function="match_number", stage=None, field=None),
+    )
+    assert asked.is_numbered
+    assert not read(measures="MEASURES CLASSIFIER() AS c").is_numbered

@@ -98,7 +98,10 @@ class ActiveRule:
     def matcher(self) -> Matcher:
         """Return a new matcher without runs."""
         return Matcher(
-            self.compiled.automaton, self.compiled.condition_bits, self.compiled.rule.limits
+            self.compiled.automaton,
+            self.compiled.condition_bits,
+            self.compiled.rule.limits,
+            numbered=self.rule.numbered,
         )
 
     def can_begin(self, bits: int) -> bool:
@@ -130,6 +133,7 @@ class ActiveRule:
         return (
             self.rule.id == old.rule.id
             and self.rule.keep_matches
+            and self.rule.numbered == old.rule.numbered
             and _shape(self.automaton) == _shape(old.automaton)
         )
 

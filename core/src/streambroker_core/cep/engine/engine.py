@@ -288,7 +288,7 @@ class Engine:
         active.metrics.alive += len(matcher.runs) - alive
         active.metrics.nanoseconds += self._clock() - began
         active.append_results(key_bytes, matches, timeouts, BY_TIME, results)
-        if not matcher.runs and not matcher.held:
+        if matcher.is_empty:
             self.keys.matchers_for(key_bytes).pop(active.name, None)
 
 

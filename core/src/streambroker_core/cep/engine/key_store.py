@@ -2,7 +2,7 @@
 
 Key bytes encode the selector and the values of a key. The state has the runs by key and two
 indexes: one of the next due time of each key, and one of the earliest time of its held matches.
-A key without runs has no entry.
+A key without runs has no entry, unless a rule numbers its matches.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class KeyStore:
                 successor = self._make_matcher(successors[name]) if name in successors else None
                 if successor is not None:
                     successor.runs, successor.held, successor.due = old.runs, old.held, old.due
-                    successor.changed = True
+                    successor.released, successor.changed = old.released, True
                     matchers[successors[name]] = successor
 
     def save(self) -> None:
@@ -230,6 +230,6 @@ def _earliest_due(matchers: Mapping[RuleVersionKey, Matcher]) -> int:
 def _earliest_held(matchers: Mapping[RuleVersionKey, Matcher]) -> int:
     first = _NO_TIME
     for each in matchers.values():
-        for run in each.held:
+        for run in each.waiting:
             first = min(first, run.node.event.time)
     return first

@@ -13,7 +13,13 @@ import pyarrow as pa
 from streambroker_core.cep.engine.active_rule import BY_TIME, RuleResult
 from streambroker_core.cep.nfa.matcher import PatternMatch, Timeout, events_by_stage
 from streambroker_core.cep.pattern.errors import PatternArgumentError, RunError
-from streambroker_core.cep.pattern.match_buffer import Event, Row, RunNode, load_fields
+from streambroker_core.cep.pattern.match_buffer import (
+    Event,
+    Row,
+    RunNode,
+    list_chain,
+    load_fields,
+)
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.control.tuples import END_OF_TIME
 
@@ -58,6 +64,8 @@ class MatchedEvents:
         time: in microseconds: time of the last event; end time of a negated end or a time-out.
         noticed: time at which the result became known.
         waited: what a time-out waited for; None for a match.
+        rows: stage and row of each event, in the order in which they were taken.
+        number: number of the match in its key, from 1, if the rule numbers its matches; else None.
     """
 
     rule: str
@@ -67,6 +75,8 @@ class MatchedEvents:
     time: int
     noticed: int
     waited: str | None = None
+    rows: tuple[tuple[str, Row], ...] = ()
+    number: int | None = None
 
 
 FunctionResult: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]] | None"
@@ -205,6 +215,10 @@ def _to_matched_events(result: RuleResult) -> MatchedEvents:
         time=time,
         noticed=noticed,
         waited=outcome.waited if isinstance(outcome, Timeout) else None,
+        rows=tuple(
+            (outcome.names[each.stage], each.event.row) for each in list_chain(outcome.node)
+        ),
+        number=outcome.number if isinstance(outcome, PatternMatch) else None,
     )
 
 

@@ -120,7 +120,7 @@ class RowProcessor:
         bits: int,
         results: list[RuleResult],
     ) -> Matcher | None:
-        """Process an event of a key; return its matcher, or None if no run is left."""
+        """Process an event of a key; return its matcher, or None if it is empty."""
         if matcher is None:
             matcher = self._keys.matchers_for(key_bytes)[active.name] = active.matcher()
         alive, dropped, metrics = len(matcher.runs), matcher.dropped, active.metrics
@@ -129,7 +129,7 @@ class RowProcessor:
         metrics.dropped += matcher.dropped - dropped
         if matches or timeouts:
             active.append_results(key_bytes, matches, timeouts, event.seq, results)
-        if matcher.runs or matcher.held:
+        if not matcher.is_empty:
             return matcher
         del self._keys.matchers_for(key_bytes)[active.name]
         return None

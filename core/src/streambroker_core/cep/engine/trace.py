@@ -10,7 +10,7 @@ from streambroker_core.cep.engine.key_store import decode_key, encode_key
 from streambroker_core.cep.nfa.compiler import compile_pattern
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
 from streambroker_core.cep.nfa.matcher import Matcher, PatternMatch, Run, Timeout, events_by_stage
-from streambroker_core.cep.nfa.nfa import STOP
+from streambroker_core.cep.nfa.nfa import FINAL, STOP
 from streambroker_core.cep.pattern.key_selectors import compute_key
 from streambroker_core.cep.pattern.match_buffer import Event, Row, RunNode
 from streambroker_core.cep.pattern.pattern import Pattern
@@ -26,7 +26,7 @@ class RunState:
         waits: what it waits for now.
         conditions: conditions of the stages that may follow, by stage name.
         ends_at: time at which it ends, in microseconds; None for never.
-        held: it is a match that waits for earlier runs.
+        held: it is a match that waits for earlier or preferred runs.
     """
 
     taken: dict[str, list[Event]]
@@ -38,14 +38,14 @@ class RunState:
     def __str__(self) -> str:
         taken = ", ".join(f"{stage} {len(events)}" for stage, events in self.taken.items())
         if self.held:
-            return f"matched ({taken}), waits for runs that began earlier"
+            return f"matched ({taken}), waits for runs that began earlier, or are preferred"
         wanted = " or ".join(f"`{name}`: {text}" for name, text in self.conditions.items())
         return f"taken: {taken}; waits for {self.waits}{f' ({wanted})' if wanted else ''}"
 
 
 def list_run_states(matcher: Matcher) -> list[RunState]:
     """Return the states of the runs of a key, in the order of their first events."""
-    states = [_describe_run(matcher, run, held=False) for run in matcher.runs]
+    states = [_describe_run(matcher, run, held=run.state == FINAL) for run in matcher.runs]
     return states + [_describe_run(matcher, run, held=True) for run in matcher.held]
 
 

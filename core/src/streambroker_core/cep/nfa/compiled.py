@@ -20,7 +20,7 @@ class CompiledRule:
     """A rule with its automaton and evaluators.
 
     `condition_texts` has the text of each condition's local part; None without one.
-    `linear_pattern` is None if runs of the pattern may branch.
+    `linear_pattern` is None if runs of the pattern may branch, or matches are numbered.
     """
 
     rule: PatternProcessor
@@ -43,7 +43,7 @@ def compile_rule(rule: PatternProcessor) -> CompiledRule:
         automaton = compile_pattern(rule.pattern)
         condition_bits = ConditionBits(automaton)
         texts = tuple(None if part is None else str(part) for part in condition_bits.local_parts)
-        linear_pattern = compile_linear(automaton, condition_bits)
+        linear_pattern = None if rule.numbered else compile_linear(automaton, condition_bits)
         compiled = CompiledRule(
             rule=rule,
             automaton=automaton,

@@ -7,7 +7,7 @@ active, and the guards of a preceding greedy stage. Equal arguments return the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -64,7 +64,7 @@ def _depth(elements: tuple[Element, ...]) -> int:
     for element in elements:
         often = element.quantifier.high or element.quantifier.low
         if isinstance(element, Group):
-            depth += _CALLS_PER_STAGE + often * (2 + _depth(element.elements))
+            depth += _CALLS_PER_STAGE + often * (2 + max(map(_depth, element.branches)))
         else:
             depth += _CALLS_PER_STAGE + often - 1
     return depth
@@ -72,15 +72,35 @@ def _depth(elements: tuple[Element, ...]) -> int:
 
 def compute_window(pattern: Pattern) -> int:
     """Return the shortest window of a whole match, in microseconds; 0 for no limit."""
-    windows: list[int] = []
-    stack: list[Element] = list(pattern.elements)
-    while stack:
-        element = stack.pop()
-        if element.within is not None:
-            windows.append(element.within)
-        if isinstance(element, Group):
-            stack += element.elements
+    windows = [each.within for each in _iter_elements(pattern.elements) if each.within is not None]
     return min(windows, default=0)
+
+
+def _iter_elements(elements: tuple[Element, ...]) -> Iterator[Element]:
+    for element in elements:
+        yield element
+        for branch in element.branches if isinstance(element, Group) else ():
+            yield from _iter_elements(branch)
+
+
+def _prefers_alternatives(pattern: Pattern) -> bool:
+    """Return whether of several matches with one first event the preferred one is kept.
+
+    A negated end is excluded: time decides such matches, in the order of their ends.
+    """
+    groups = [each for each in _iter_elements(pattern.elements) if isinstance(each, Group)]
+    return (
+        pattern.skip.strategy != "no_skip"
+        and any(group.alternatives for group in groups)
+        and not _ends_negated(pattern.elements)
+    )
+
+
+def _ends_negated(elements: tuple[Element, ...]) -> bool:
+    last = elements[-1]
+    if isinstance(last, Group):
+        return any(map(_ends_negated, last.branches))
+    return last.contiguity in NEGATED
 
 
 def _check_pattern(pattern: Pattern, window: int) -> None:
@@ -94,7 +114,9 @@ def _check_pattern(pattern: Pattern, window: int) -> None:
         raise PatternError(
             f"{skip.strategy} names a stage {'in a group' if inside else 'that does not exist'}",
             stage=skip.stage,
-            remedy=f"name one of {', '.join(f'`{name}`' for name in sorted(targets))}",
+            remedy=f"name one of {', '.join(f'`{name}`' for name in sorted(targets))}"
+            if targets
+            else "use skip_past_last or skip_to_next",
         )
     last = pattern.elements[-1]
     if last.contiguity == "not_followed_by" and not window and not last.within_previous:
@@ -148,10 +170,12 @@ class _NfaCompiler:
     states: list[NfaState] = field(default_factory=lambda: [NfaState("final"), NfaState("stop")])
     bits: dict[Condition, int] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
+    is_ordered: bool = False
     warnings: list[str] = field(default_factory=list)
 
     def build(self, window: int) -> Nfa:
-        self.names = [stage.name for stage in self.pattern.stages()]
+        self.names = list(dict.fromkeys(stage.name for stage in self.pattern.stages()))
+        self.is_ordered = _prefers_alternatives(self.pattern)
         self._warn(window)
         first = self._chain_builder(
             self.pattern.elements, lambda nots, bars: FINAL, (), (), last=True
@@ -164,7 +188,8 @@ class _NfaCompiler:
             states=tuple(self.states),
             start=start,
             window=window,
-            warnings=tuple(self.warnings),
+            warnings=tuple(dict.fromkeys(self.warnings)),
+            is_ordered=self.is_ordered,
         )
 
     def _warn(self, window: int) -> None:
@@ -511,7 +536,10 @@ class _Loop:
 
 
 class _GroupLoop:
-    """States of a group: one chain per round; the last of an endless loop leads back to itself."""
+    """States of a group: one chain per round; the last of an endless loop leads back to itself.
+
+    Alternatives are chains next to each other, behind a state that leads to each of them.
+    """
 
     def __init__(
         self,
@@ -532,12 +560,19 @@ class _GroupLoop:
         return self._build_round(0, self._entry.contiguity, bypasses, negations, greedy_guards)
 
     def _bypasses(self, negations: NegationBits) -> list[tuple[int, Guard]]:
-        """Return the states after the group; a greedy last stage of the group keeps its events."""
-        until, last = self._until, self._group.elements[-1]
-        while isinstance(last, Group):
-            until = (*self._compiler._stop_bits(last), *until)
+        """Return the states after the group; a greedy last stage of the group keeps its events.
+
+        A stage that is last in one of several alternatives keeps none.
+        """
+        until, last = self._until, self._group
+        while not last.alternatives and isinstance(last.elements[-1], Group):
             last = last.elements[-1]
-        branches = self._compiler._greedy_branches(last, (*self._compiler._stop_bits(last), *until))
+            until = (*self._compiler._stop_bits(last), *until)
+        stage = last.elements[-1]
+        if last.alternatives or isinstance(stage, Group):
+            return [(self._build_next(negations, ()), Guard())]
+        own = self._compiler._stop_bits(stage)
+        branches = self._compiler._greedy_branches(stage, (*own, *until))
         return [(self._build_next(negations, kept), guard) for kept, guard in branches]
 
     def _build_round(
@@ -549,11 +584,32 @@ class _GroupLoop:
         greedy_guards: GreedyGuards,
     ) -> int:
         tail = _memoize(lambda carried, kept: self._build_done(done + 1, carried, kept))
-        head = self._compiler._chain_builder(
-            self._group.elements, tail, self._until, self._loop_negations, last=False
-        )
+        return self._build_branches(tail, contiguity, bypasses, negations, greedy_guards)
+
+    def _build_branches(
+        self,
+        tail: NextStateBuilder,
+        contiguity: str,
+        bypasses: tuple[tuple[int, Guard], ...],
+        negations: NegationBits,
+        greedy_guards: GreedyGuards,
+    ) -> int:
+        heads = [
+            self._compiler._chain_builder(
+                branch, tail, self._until, self._loop_negations, last=False
+            )
+            for branch in self._group.branches
+        ]
         entry = _Entry(contiguity=contiguity, bypasses=bypasses, until_bits=self._until)
-        return head(entry, negations, greedy_guards)
+        if len(heads) == 1:
+            return heads[0](entry, negations, greedy_guards)
+        state = self._compiler._add_state(f"`{element_name(self._group)}`")
+        entry = replace(entry, bypasses=())
+        targets = [(head(entry, negations, greedy_guards), Guard()) for head in heads]
+        for target, guard in (*targets, *bypasses):
+            edge = Edge(action="proceed", target=target, guard=guard)
+            self._compiler._add_edge(state, edge, greedy_guards)
+        return state
 
     def _build_done(self, done: int, negations: NegationBits, greedy_guards: GreedyGuards) -> int:
         quantifier = self._group.quantifier
@@ -562,32 +618,51 @@ class _GroupLoop:
         active_negations = (*negations, *self._loop_negations)
         if quantifier.high is None and done >= quantifier.low:
             return self._build_endless(done, negations, greedy_guards)
-        can_leave = done >= quantifier.low
-        bypasses = ((self._build_next(negations, greedy_guards), Guard()),) if can_leave else ()
-        return self._build_round(done, quantifier.inner, bypasses, active_negations, greedy_guards)
+        again, bypasses = None, tuple[tuple[int, Guard], ...]()
+        if done >= quantifier.low:
+            again = self._add_again_state() if self._compiler.is_ordered else None
+            bypasses = self._build_leave(again, negations, greedy_guards)
+        first = self._build_round(done, quantifier.inner, bypasses, active_negations, greedy_guards)
+        if again is None:
+            return first
+        self._compiler._add_edge(again, Edge(action="proceed", target=first))
+        return again
+
+    def _add_again_state(self) -> int:
+        return self._compiler._add_state(f"`{element_name(self._group)}` again")
+
+    def _build_leave(
+        self, again: int | None, negations: NegationBits, greedy_guards: GreedyGuards
+    ) -> tuple[tuple[int, Guard], ...]:
+        """Return the states after the group, to which its next round has to lead.
+
+        If order is preference, `again` leads there, because to leave is preferred to another round.
+        """
+        target = self._build_next(negations, greedy_guards)
+        if again is None or not self._compiler.is_ordered:
+            return ((target, Guard()),)
+        self._compiler._add_edge(again, Edge(action="proceed", target=target))
+        return ()
 
     def _build_endless(
         self, done: int, negations: NegationBits, greedy_guards: GreedyGuards
     ) -> int:
         """Build the state from which a run repeats or leaves the group."""
-        state = self._compiler._add_state(f"`{element_name(self._group)}` again")
+        state = self._add_again_state()
         states = {(tuple(sorted(set(negations))), greedy_guards): state}
 
         def tail(carried: NegationBits, kept: GreedyGuards) -> int:
             key = (tuple(sorted(set(carried))), kept)
             if key not in states:
-                states[key] = self._compiler._add_state(f"`{element_name(self._group)}` again")
+                states[key] = self._add_again_state()
                 lead(states[key], *key)
             return states[key]
 
         def lead(again: int, carried: NegationBits, kept: GreedyGuards) -> None:
-            bypasses = ((self._build_next(carried, kept), Guard()),)
-            head = self._compiler._chain_builder(
-                self._group.elements, tail, self._until, self._loop_negations, last=False
-            )
+            bypasses = self._build_leave(again, carried, kept)
+            active = (*carried, *self._loop_negations)
             inner = self._group.quantifier.inner
-            entry = _Entry(contiguity=inner, bypasses=bypasses, until_bits=self._until)
-            first = head(entry, (*carried, *self._loop_negations), kept)
+            first = self._build_branches(tail, inner, bypasses, active, kept)
             self._compiler._add_edge(again, Edge(action="proceed", target=first))
 
         lead(state, negations, greedy_guards)

@@ -49,13 +49,21 @@ class PatternMatch:
         time: time of its last event. If its last stage is negated: the end of its window, or for
             not_next the time of the next event.
         noticed: time at which the match became known: that of an event, or the watermark.
+        number: number in its key, from 1, if the rule numbers its matches; else None.
     """
 
-    __slots__ = ("names", "node", "noticed", "time")
+    __slots__ = ("names", "node", "noticed", "number", "time")
 
-    def __init__(self, node: RunNode, names: tuple[str, ...], time: int, noticed: int) -> None:
+    def __init__(
+        self,
+        node: RunNode,
+        names: tuple[str, ...],
+        time: int,
+        noticed: int,
+        number: int | None = None,
+    ) -> None:
         self.node, self.names = node, names
-        self.time, self.noticed = time, noticed
+        self.time, self.noticed, self.number = time, noticed, number
 
     @property
     def events(self) -> dict[str, list[Event]]:
@@ -105,11 +113,13 @@ class Matcher:
     """Runs of one pattern in one key.
 
     Attributes:
-        runs: partial matches, in the order in which they are processed.
-        held: complete matches that wait for earlier runs; only with a skip strategy.
+        runs: partial matches, in the order in which they are processed. If the automaton is
+            ordered, complete matches are among them, each behind the runs that it waits for.
+        held: other complete matches that wait for earlier runs; only with a skip strategy.
         due: no run ends by time before this.
         dropped: number of runs dropped because of the limits.
         changed: the runs differ from those at the start.
+        released: number of matches so far, if they are numbered; else None.
     """
 
     __slots__ = (
@@ -120,12 +130,18 @@ class Matcher:
         "due",
         "held",
         "limits",
+        "released",
         "runs",
         "unchecked_runs",
     )  # fmt: skip
 
     def __init__(
-        self, automaton: Nfa, condition_bits: ConditionBits, limits: RunLimits = _DEFAULT_LIMITS
+        self,
+        automaton: Nfa,
+        condition_bits: ConditionBits,
+        limits: RunLimits = _DEFAULT_LIMITS,
+        *,
+        numbered: bool = False,
     ) -> None:
         self.automaton, self.condition_bits, self.limits = automaton, condition_bits, limits
         self.runs: list[Run] = []
@@ -134,6 +150,19 @@ class Matcher:
         self.dropped = 0
         self.changed = False
         self.unchecked_runs = limits.unchecked_runs
+        self.released = 0 if numbered else None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has nothing to keep: no runs, and no number of matches."""
+        return not (self.runs or self.held or self.released)
+
+    @property
+    def waiting(self) -> list[Run]:
+        """Complete matches that wait for other runs."""
+        if self.automaton.is_ordered:
+            return [run for run in self.runs if run.state == FINAL]
+        return self.held
 
     def process(
         self, event: Event, bits: int | None = None
@@ -151,7 +180,7 @@ class Matcher:
         if bits is None:
             bits = conditions.evaluate_local(event)
         runs: list[Run] = []
-        completed: list[Run] = []
+        completed: list[Run] = runs if automaton.is_ordered else []
         unchanged = True
         needed_bits, decisions = automaton.needed_bits, automaton.decisions
         undecided = conditions.run_bits & bits  # the event alone decides the others
@@ -174,7 +203,9 @@ class Matcher:
         if (decision.steps and self._begin_runs(event, decision, runs, completed)) or not unchanged:
             self.changed = True
             self.runs = runs if len(runs) <= self.unchecked_runs else self._apply_limits(runs)
-        if completed or self.held:
+        if automaton.is_ordered:
+            matches += self._release_preferred(event.time)
+        elif completed or self.held:
             matches += self._release(completed, event.time)
         return matches, timeouts
 
@@ -204,6 +235,8 @@ class Matcher:
             for run in expired
             if states[run.state].kind != "pending" and not self._is_duplicate(run)
         ]
+        if self.automaton.is_ordered:
+            return self._release_preferred(now), timeouts
         return self._release(pending, now), timeouts
 
     def _is_duplicate(self, run: Run) -> bool:
@@ -301,6 +334,16 @@ class Matcher:
             self.held = [run for run in self.held if not pruned(run)]
         return matches
 
+    def _release_preferred(self, now: int) -> list[PatternMatch]:
+        """Release the complete matches in front of all runs; each discards less preferred runs."""
+        matches: list[PatternMatch] = []
+        while self.runs and self.runs[0].state == FINAL:
+            best, self.changed = self.runs[0], True
+            matches.append(self._to_match(best, now))
+            pruned = self._prune_filter(self.automaton.pattern.skip, best)
+            self.runs = [run for run in self.runs if run.start != best.start and not pruned(run)]
+        return matches
+
     def _prune_filter(self, skip: Skip, match: Run) -> Callable[[Run], bool]:
         """Return a predicate for the runs that a released match discards."""
         if skip.strategy == "skip_to_next":
@@ -329,8 +372,10 @@ class Matcher:
         return target
 
     def _to_match(self, run: Run, now: int) -> PatternMatch:
+        if self.released is not None:
+            self.released, self.changed = self.released + 1, True
         if run.state == FINAL:
-            return PatternMatch(run.node, self.automaton.stages, run.node.event.time, now)
-        pending = self.automaton.states[run.state].kind == "pending"
-        time = run.due if pending else now
-        return PatternMatch(run.node, self.automaton.stages, time, now)
+            time = run.node.event.time
+        else:
+            time = run.due if self.automaton.states[run.state].kind == "pending" else now
+        return PatternMatch(run.node, self.automaton.stages, time, now, self.released)

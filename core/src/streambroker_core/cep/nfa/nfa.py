@@ -117,6 +117,8 @@ class Nfa:
         event_need: ``matching``: it needs only events that fulfil a condition; ``gaps``: also
             whether others lie between them; ``all``: every event.
         warnings: constructs that are allowed but probably not intended.
+        is_ordered: the order of edges is that of preference: of the matches with one first event
+            only the preferred one counts, and it waits for runs that are preferred to it.
     """
 
     pattern: Pattern
@@ -126,6 +128,7 @@ class Nfa:
     start: int
     window: int
     warnings: tuple[str, ...] = ()
+    is_ordered: bool = False
     event_need: EventNeed = "all"
     needed_bits: list[int] = field(default_factory=list)
     """By state: the condition bits on which its decisions depend."""
@@ -141,6 +144,8 @@ class Nfa:
             self._time_limit(number, reached[number]) for number in range(len(reached))
         ]
         self.decisions = [{} for _ in self.states]
+        if self.is_ordered:
+            self.decisions[FINAL][0] = Decision((RunStep(False, FINAL),), False, is_unchanged=True)
         self.event_need = self._compute_event_need()
 
     def decide(self, state: int, bits: int) -> Decision:
@@ -216,6 +221,25 @@ class Nfa:
                     seen.add(following)
                     stack.append(following)
 
+    def _preferred_edges(self, state: int, bits: int | None = None) -> Iterator[tuple[Edge, int]]:
+        """Yield edges as `_reachable_edges`, the preferred first, up to the end of the pattern.
+
+        A run that is in a state where it may end is a match, to which the other edges yield.
+        """
+        seen, stack = {(state, 0)}, [(edge, 0) for edge in reversed(self.states[state].edges)]
+        while stack:
+            edge, gap = stack.pop()
+            if bits is not None and not edge.is_open(bits):
+                continue
+            if edge.action == "proceed" and edge.target == FINAL and state != self.start:
+                return
+            yield edge, gap
+            following = (edge.target, _shorter(gap, edge.gap))
+            if edge.action == "proceed" and following not in seen:
+                seen.add(following)
+                edges = reversed(self.states[edge.target].edges)
+                stack += [(each, following[1]) for each in edges]
+
     def _resting_states(self) -> set[int]:
         """Return the states in which a run can be between two events."""
         return {
@@ -257,7 +281,8 @@ class Nfa:
     def _decide(self, state: int, bits: int) -> Decision:
         steps: list[RunStep] = []
         stopped = False
-        for edge, gap in self._reachable_edges(state, bits):
+        reachable = self._preferred_edges if self.is_ordered else self._reachable_edges
+        for edge, gap in reachable(state, bits):
             if edge.action == "proceed":
                 stopped = stopped or edge.target == STOP
             else:
@@ -269,6 +294,9 @@ class Nfa:
         if edge.action == "ignore":
             return RunStep(False, edge.target, gap=gap, is_match=edge.target == FINAL)
         match = edge.target == FINAL or self._reaches_match(edge.target, bits)
+        if match and self.is_ordered:  # what a run may take later must be preferred to its end
+            later = any(each.action == "take" for each, _ in self._preferred_edges(edge.target))
+            return RunStep(True, edge.target if later else FINAL, edge.stage, gap, match)
         return RunStep(True, edge.target, edge.stage, gap, match)
 
     def _reaches_match(self, state: int, bits: int) -> bool:

@@ -18,7 +18,8 @@ from streambroker_core.cep.pattern.match_buffer import Event, RunNode
 from streambroker_core.cep.pattern.run_limits import NEVER
 from streambroker_core.control.operators.operator import StateError
 
-VERSION = 1
+VERSION = 2
+"""Written if a rule numbers its matches; else version 1, which is the same without the numbers."""
 RuleVersionKey: TypeAlias = "tuple[str, int]"
 """Id and version of a rule."""
 MatcherFactory: TypeAlias = "Callable[[RuleVersionKey], Matcher | None]"
@@ -51,7 +52,7 @@ def write(
 
     `nodes` is the result of `collect_nodes` for the matchers, if already computed.
     """
-    active = {rule: each for rule, each in matchers.items() if each.runs or each.held}
+    active = {rule: each for rule, each in matchers.items() if not each.is_empty}
     if not active:
         return None
     nodes = collect_nodes(active.values()) if nodes is None else nodes
@@ -67,14 +68,18 @@ def write(
             events.append(event)
         chains += (index, node.stage, -1 if previous is None else numbers[id(previous)])
         numbers[identity] = number
-    names = list(events[0].row)
+    names = list(events[0].row) if events else []
     if len(events) > 1:
         names = list(dict.fromkeys(name for event in events for name in event.row))
     rules = [
-        [name, version, _encode_runs(matcher.runs, numbers), _encode_runs(matcher.held, numbers)]
+        [
+            *(name, version, _encode_runs(matcher.runs, numbers)),
+            *(_encode_runs(matcher.held, numbers), *([matcher.released] * bool(matcher.released))),
+        ]
         for (name, version), matcher in active.items()
     ]
-    return _encode([VERSION, names, _encode_events(events, names), chains, rules]).encode()
+    form = VERSION if any(matcher.released for matcher in active.values()) else 1
+    return _encode([form, names, _encode_events(events, names), chains, rules]).encode()
 
 
 def _encode_events(events: list[Event], names: list[str]) -> list[list[Any]]:
@@ -133,7 +138,7 @@ def read(
             nodes.append(RunNode(event, chains[at + 1], None if previous < 0 else nodes[previous]))
             firsts.append(event if previous < 0 else firsts[previous])
         matchers: dict[RuleVersionKey, Matcher] = {}
-        for name, number, runs, held in rules:
+        for name, number, runs, held, *released in rules:
             rule = name, number
             if successors:
                 rule = successors.get(rule, rule)
@@ -146,6 +151,8 @@ def read(
                 matcher.held = _read_runs(held, nodes, firsts, matcher)
                 matcher.due = NEVER  # the due times of held matches do not count
             matcher.runs = _read_runs(runs, nodes, firsts, matcher)
+            if matcher.released is not None and released:
+                matcher.released = released[0]
             matchers[rule] = matcher
         return matchers
     except (ValueError, TypeError, LookupError, RecursionError) as error:

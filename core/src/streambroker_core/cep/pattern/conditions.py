@@ -25,6 +25,7 @@ ConditionFunction: TypeAlias = "Callable[[Row, Any], bool]"
 
 _OF_FIELD = ("sum", "avg", "min", "max", "first", "last")
 _TIMES = ("timestamp", "processing_time")
+_WITH_OFFSET = ("first", "last")
 TERMS = ("count", *_OF_FIELD, "previous", *_TIMES)
 _PLACEHOLDER = "__t"
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -33,13 +34,18 @@ _CALL = re.compile(
     rf'(?P<text>"(?:[^"\\]|\\.)*")|\b(?P<function>{"|".join(TERMS)})\s*\((?P<inside>[^()]*)\)'
     rf"|(?<![\w.])(?P<path>{_WORD}(?:\.{_WORD})+)"
 )
-_STAGE = re.compile(rf'\s*(?P<stage>{_WORD}|"(?:[^"\\]|\\.)*")\s*(?:\.\s*(?P<field>{_PATH})\s*)?\Z')
+_STAGE = re.compile(
+    rf'\s*(?P<stage>{_WORD}|"(?:[^"\\]|\\.)*")\s*(?:\.\s*(?P<field>{_PATH})\s*)?'
+    r"(?:,\s*(?P<offset>\d{1,4})\s*)?(?P<tested>,\s*tested\s*)?\Z"
+)
+MAX_OFFSET = 1_000
 _FIELD = re.compile(rf"\s*(?P<field>{_PATH})\s*\Z")
 _FORMS = {
     "count": "count(stage)",
     "previous": "previous(field)",
     **{name: f"{name}()" for name in _TIMES},
     **{name: f"{name}(stage.field)" for name in _OF_FIELD},
+    **{name: f"{name}(stage.field, offset)" for name in _WITH_OFFSET},
 }
 
 
@@ -193,7 +199,9 @@ def format_term(term: Term) -> str:
     if term.stage is None:
         return f"{term.function}({term.field or ''})"
     stage = term.stage if re.fullmatch(_WORD, term.stage) else quote(term.stage, short=False)
-    return f"{term.function}({stage}{'' if term.field is None else f'.{term.field}'})"
+    path = "" if term.field is None else f".{term.field}"
+    offset = f", {term.offset}" if term.offset else ""
+    return f"{term.function}({stage}{path}{offset}{', tested' if term.tested else ''})"
 
 
 def _mark_term(
@@ -219,8 +227,10 @@ def _parse_term(text: str, term_match: re.Match[str]) -> Term:
     parts = _STAGE.match(inside)
     if parts and function not in (*_TIMES, "previous"):
         stage = unquote(parts["stage"], 0) if parts["stage"][0] == '"' else parts["stage"]
-        if (parts["field"] is None) == (function == "count"):
-            return Term(function, stage, parts["field"])
+        offset = int(parts["offset"] or 0)
+        may_have = parts["offset"] is None or (function in _WITH_OFFSET and offset <= MAX_OFFSET)
+        if may_have and (parts["field"] is None) == (function == "count"):
+            return Term(function, stage, parts["field"], offset, tested=bool(parts["tested"]))
     raise _make_error(
         text, term_match.start(), f"`{term_match[0]}`", f"`{_FORMS[function]}`",
         'write a stage whose name is not a word in quotes, as in `count("a b")`',

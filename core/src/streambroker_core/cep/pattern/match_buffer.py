@@ -7,7 +7,7 @@ the last run that holds it. Nodes cache the values of terms such as sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 from streambroker_core.model.properties import INT64_MAX, INT64_MIN
@@ -113,11 +113,15 @@ class Term:
             for a nested field of the tested event.
         stage: stage it refers to; None for previous, part and the times.
         field: field it reads, nested ones as a path with dots; None for count and the times.
+        offset: how many events of the stage lie between the first or last one and the one it reads.
+        tested: the tested event counts as the newest event of the stage.
     """
 
     function: str
     stage: str | None = None
     field: str | None = None
+    offset: int = 0
+    tested: bool = False
 
 
 TermEvaluator: TypeAlias = "Callable[[RunNode | None, Event], Any]"
@@ -159,35 +163,55 @@ def make_evaluator(term: Term, stages: frozenset[int]) -> TermEvaluator:
         )
     if term.function == "avg":
         return _make_average(term, stages)
-    fold = _make_fold(term, stages)
+    if term.offset:
+        return _make_nth(term, stages)
+    fold = _make_fold(term, stages, *_FOLDS[term.function])
 
     def ask(node: RunNode | None, event: Event) -> Any:
-        del event
-        value = fold(node)
+        value = fold(node, event)
         return None if value is _NOTHING else value
 
     return ask
 
 
 def _make_average(term: Term, stages: frozenset[int]) -> TermEvaluator:
-    sum_of = _make_fold(Term("sum", term.stage, term.field), stages)
-    count_of = _make_fold(Term("values", term.stage, term.field), stages)
+    sum_of = _make_fold(replace(term, function="sum"), stages, *_FOLDS["sum"])
+    count_of = _make_fold(replace(term, function="values"), stages, *_FOLDS["values"])
 
     def ask(node: RunNode | None, event: Event) -> Any:
-        del event
-        total, count = sum_of(node), count_of(node)
+        total, count = sum_of(node, event), count_of(node, event)
         return total / count if count and total is not None else None
 
     return ask
 
 
-def _make_fold(term: Term, stages: frozenset[int]) -> Callable[[RunNode | None], Any]:
-    """Return a function that folds over the events of a stage, starting at a cached value."""
-    name, field = f"{term.function} {term.stage}.{term.field}", term.field
-    column, *path = (field or "").split(".")
-    step, nothing = _FOLDS[term.function]
+def _make_nth(term: Term, stages: frozenset[int]) -> TermEvaluator:
+    """Return the function for an event at an offset; it folds the events up to the offset."""
+    size, is_first = term.offset + 1, term.function == "first"
 
-    def fold(node: RunNode | None) -> Any:
+    def keep(values: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+        if not is_first:
+            return (*values, value)[-size:]
+        return values if len(values) == size else (*values, value)
+
+    fold = _make_fold(term, stages, keep, ())
+
+    def ask(node: RunNode | None, event: Event) -> Any:
+        values = fold(node, event)
+        return values[-1 if is_first else 0] if len(values) == size else None
+
+    return ask
+
+
+def _make_fold(term: Term, stages: frozenset[int], step: Fold, nothing: Any) -> TermEvaluator:
+    """Return a function that folds over the events of a stage, starting at a cached value."""
+    name, field = f"{term.function} {term.stage}.{term.field} {term.offset}", term.field
+    column, *path = (field or "").split(".")
+
+    def read(event: Event) -> Any:
+        return None if field is None else _get_nested(event.get(column), path)
+
+    def fold(node: RunNode | None, event: Event) -> Any:
         uncached: list[RunNode] = []
         value = nothing
         while node is not None:
@@ -199,14 +223,13 @@ def _make_fold(term: Term, stages: frozenset[int]) -> Callable[[RunNode | None],
             node = node.previous
         for each in reversed(uncached):
             if each.stage in stages:
-                field_value = None if field is None else _get_nested(each.event.get(column), path)
-                value = step(value, field_value)
+                value = step(value, read(each.event))
             if each.memo is None:
                 each.memo = {}
             each.memo[name] = value
         return value
 
-    return fold
+    return (lambda node, event: step(fold(node, event), read(event))) if term.tested else fold
 
 
 def _add(total: Any, value: Any) -> Any:

@@ -113,14 +113,22 @@ class Group:
 
     Attributes:
         elements: the first has contiguity ``begin`` and joins with the contiguity of the group.
+        alternatives: chains that may be taken in place of `elements`, which is preferred to them;
+            each is preferred to those after it.
     """
 
     elements: tuple[Element, ...]
     contiguity: Contiguity
+    alternatives: tuple[tuple[Element, ...], ...] = ()
     quantifier: Quantifier = field(default_factory=Quantifier)
     until: Condition | None = None
     within: int | None = None
     within_previous: int | None = None
+
+    @property
+    def branches(self) -> tuple[tuple[Element, ...], ...]:
+        """All chains that it may take, the preferred one first."""
+        return self.elements, *self.alternatives
 
 
 Element: TypeAlias = "PatternStage | Group"
@@ -171,6 +179,22 @@ class Pattern:
     def begin(first: str | Pattern, *, skip: Skip | None = None) -> Pattern:
         """Start a pattern with a stage, or with a pattern as a group."""
         return Pattern((), skip or Skip())._add(first, "begin")
+
+    @staticmethod
+    def either(*branches: Pattern) -> Pattern:
+        """Return a pattern of alternatives, in order of preference; a match takes one of them.
+
+        Two alternatives may have stages of one name. A skip strategy keeps the preferred match.
+
+        Raises:
+            PatternArgumentError: there are fewer than two.
+        """
+        if len(branches) < 2:
+            raise PatternArgumentError(
+                f"either has {len(branches)} alternatives", remedy="give two patterns or more"
+            )
+        first, *others = (branch.elements for branch in branches)
+        return Pattern((Group(elements=first, contiguity="begin", alternatives=tuple(others)),))
 
     def next(self, stage: str | Pattern) -> Pattern:
         """Add a stage that takes the very next event."""
@@ -346,7 +370,7 @@ class Pattern:
         if isinstance(added, Pattern):
             if contiguity in NEGATED:
                 raise PatternUnsupportedError(f"{contiguity} takes a stage, not a group")
-            element = Group(elements=added.elements, contiguity=contiguity)
+            element = _to_group(added, contiguity)
             new = {stage.name for stage in added.stages()}
         else:
             element, new = PatternStage(name=_check_name(added), contiguity=contiguity), {added}
@@ -430,7 +454,8 @@ def element_name(element: Element) -> str:
     """Return the name of a stage, or the names in a group in parentheses."""
     if isinstance(element, PatternStage):
         return element.name
-    return f"({' '.join(element_name(each) for each in element.elements)})"
+    branches = (" ".join(map(element_name, branch)) for branch in element.branches)
+    return f"({' | '.join(branches)})"
 
 
 def _check_name(name: str) -> str:
@@ -441,9 +466,21 @@ def _check_name(name: str) -> str:
     return name
 
 
+def _to_group(pattern: Pattern, contiguity: Contiguity) -> Group:
+    """Return a pattern as a group; alternatives alone are already one."""
+    group = Group(elements=pattern.elements, contiguity=contiguity)
+    only = pattern.elements[0]
+    if isinstance(only, Group) and only.alternatives:
+        choice = replace(group, elements=only.elements, alternatives=only.alternatives)
+        if pattern.elements == (replace(choice, contiguity="begin"),):
+            return choice
+    return group
+
+
 def _iter_stages(elements: tuple[Element, ...]) -> Iterator[PatternStage]:
     for element in elements:
         if isinstance(element, Group):
-            yield from _iter_stages(element.elements)
+            for branch in element.branches:
+                yield from _iter_stages(branch)
         else:
             yield element

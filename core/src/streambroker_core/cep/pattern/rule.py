@@ -34,6 +34,7 @@ class PatternProcessor:
             no target.
         keep_matches: a new version that differs only in conditions takes over partial matches.
         limits: limits for one key.
+        numbered: number the matches of each key, from 1. Each key then keeps a counter for good.
         labels: free-form information, which is not evaluated.
     """
 
@@ -46,6 +47,7 @@ class PatternProcessor:
     on_error: OnError = "fail"
     keep_matches: bool = False
     limits: RunLimits = field(default_factory=RunLimits)
+    numbered: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -75,6 +75,7 @@ def read_rule(document: Any, functions: Functions | None = None) -> PatternProce
         on_error=fields.get("onError", "fail"),
         keep_matches=_require_type(fields.get("keepMatches", False), bool, "keepMatches"),
         limits=_read_limits(fields.get("limits", {})),
+        numbered=_require_type(fields.get("numbered", False), bool, "numbered"),
         labels=dict(_require_type(fields.get("labels", {}), dict, "labels")),
     )
 
@@ -103,6 +104,8 @@ def write_rule(rule: PatternProcessor) -> dict[str, Any]:
         out["keepMatches"] = True
     if rule.limits != RunLimits():
         out["limits"] = {"runs": rule.limits.runs, "policy": rule.limits.policy}
+    if rule.numbered:
+        out["numbered"] = True
     if rule.labels:
         out["labels"] = dict(rule.labels)
     return {**out, "pattern": write_pattern(rule.pattern)}
@@ -140,10 +143,12 @@ def _read_stages(
         fields = _read_fields(each, stage_path, STAGE_FIELDS)
         if ("name" in fields) == ("group" in fields):
             raise ManifestError(path=stage_path, reason="needs either `name` or `group`")
+        if "or" in fields and "group" not in fields:
+            raise ManifestError(path=f"{stage_path}.or", reason="needs a group before it")
         inner: str | Pattern = (
             _require_type(fields["name"], str, f"{stage_path}.name")
             if "name" in fields
-            else _read_stages(fields["group"], f"{stage_path}.group", functions)
+            else _read_group(fields, stage_path, functions)
         )
         join = fields.get("join", "begin" if pattern is None else None)
         if pattern is None:
@@ -158,6 +163,19 @@ def _read_stages(
     if pattern is None:
         raise ManifestError(path=path, reason="needs at least one stage")
     return pattern
+
+
+def _read_group(fields: Mapping[str, Any], path: str, functions: Functions) -> Pattern:
+    first = _read_stages(fields["group"], f"{path}.group", functions)
+    if "or" not in fields:
+        return first
+    others = [
+        _read_stages(each, f"{path}.or[{index}]", functions)
+        for index, each in enumerate(_require_list(fields["or"], f"{path}.or"))
+    ]
+    if not others:
+        raise ManifestError(path=f"{path}.or", reason="needs at least one alternative")
+    return Pattern.either(first, *others)
 
 
 def _join(pattern: Pattern, join: Any, inner: str | Pattern, path: str) -> Pattern:
@@ -250,7 +268,8 @@ def _write_element(element: Element) -> dict[str, Any]:
     if element.contiguity != "begin":
         out["join"] = element.contiguity
     if isinstance(element, Group):
-        out["group"] = [_write_element(each) for each in element.elements]
+        first, *others = ([_write_element(each) for each in branch] for branch in element.branches)
+        out |= {"group": first, "or": others} if others else {"group": first}
     elif element.condition is not None:
         out["where"] = write_condition(element.condition)
     if element.contiguity not in NEGATED:

@@ -6,11 +6,11 @@ from typing import Any
 
 RULE_FIELDS = (
     "id", "version", "pattern", "key", "scheduled", "function", "onError", "keepMatches",
-    "limits", "labels",
+    "limits", "numbered", "labels",
 )  # fmt: skip
 PATTERN_FIELDS = ("stages", "within", "skip")
 STAGE_FIELDS = (
-    "name", "group", "join", "where", "times", "optional", "greedy", "until", "within",
+    "name", "group", "or", "join", "where", "times", "optional", "greedy", "until", "within",
     "withinPrevious",
 )  # fmt: skip
 TIMES_FIELDS = ("from", "to", "inner", "gap", "gapBetween")
@@ -39,9 +39,15 @@ _STAGE: dict[str, Any] = {
     "type": "object",
     "additionalProperties": False,
     "oneOf": [{"required": ["name"]}, {"required": ["group"]}],
+    "dependentRequired": {"or": ["group"]},
     "properties": {
         "name": {"type": "string", "minLength": 1, "pattern": "^[^:]*$"},
         "group": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/stage"}},
+        "or": {
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/stage"}},
+        },
         "join": {
             "enum": [
                 "begin", "next", "followed_by", "followed_by_any", "not_next", "not_followed_by",
@@ -123,6 +129,7 @@ RULE_SCHEMA: dict[str, Any] = {
                 "policy": {"enum": ["drop_oldest", "refuse", "fail"]},
             },
         },
+        "numbered": {"type": "boolean"},
         "labels": {"type": "object", "additionalProperties": {"type": "string"}},
     },
     "$defs": {

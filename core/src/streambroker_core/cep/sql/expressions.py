@@ -12,6 +12,7 @@ from typing import Any
 
 from lark import Token
 
+from streambroker_core.cep.pattern.conditions import MAX_OFFSET
 from streambroker_core.cep.pattern.errors import RowPatternError
 from streambroker_core.errors import locate
 from streambroker_core.expression.strings import quote
@@ -30,7 +31,7 @@ class Scope:
     Attributes:
         text: the whole statement.
         variable: variable that is being defined.
-        first: it is the first variable of the pattern.
+        first: it may be the first variable of a match.
     """
 
     text: str
@@ -149,9 +150,16 @@ def _check_variable(token: Token, scope: Scope) -> None:
 
 
 def _render_call(children: list[Any], scope: Scope) -> str:
-    token, argument, offset = children
+    finality, token, argument, offset = children
     function, at = token.lower(), locate(scope.text, token.start_pos or 0)
     number = None if offset is None else int(offset)
+    if finality is not None and finality.lower() == "final":
+        raise RowPatternError("FINAL is for MEASURES: DEFINE sees the rows so far", position=at)
+    if function in ("classifier", "match_number"):
+        raise RowPatternError(
+            f"{token}() is for MEASURES; the row that DEFINE tests is one of {scope.variable}",
+            position=at,
+        )
     if function == "prev":
         return _render_previous(argument, number, scope, at)
     if argument is None or argument.data != "qualified":
@@ -160,23 +168,27 @@ def _render_call(children: list[Any], scope: Scope) -> str:
         )
     variable, column = unquote_name(argument.children[0]), _render_column(argument.children[1])
     _check_variable(argument.children[0], scope)
-    own = variable == scope.variable
-    if function == "last" and number == 1 and own:
-        return f"last({variable}.{column})"
-    if number not in (None, 0):
-        raise RowPatternError(
-            f"{token} with an offset is not supported, except LAST({scope.variable}.x, 1)",
-            position=at,
-        )
-    if not own:
-        return f"count({variable})" if function == "count" else f"{function}({variable}.{column})"
-    return _render_own_aggregate(function, variable, column, at)
+    if number is not None and function not in ("first", "last"):
+        raise RowPatternError(f"{token} takes no offset; FIRST and LAST do", position=at)
+    if (number or 0) > MAX_OFFSET:
+        raise RowPatternError(f"an offset is at most {MAX_OFFSET}, not {number}", position=at)
+    if variable == scope.variable:
+        return _render_own_aggregate(function, variable, column, number or 0)
+    if function == "count":
+        return f"count({variable})"
+    return f"{function}({variable}.{column}{f', {number}' if number else ''})"
 
 
-def _render_own_aggregate(function: str, variable: str, column: str, at: object) -> str:
+def _render_own_aggregate(function: str, variable: str, column: str, number: int) -> str:
+    """Translate an aggregate over the defined variable, whose last row is the tested row."""
     match function:
-        case "last":
+        case "last" if number == 0:
             return column
+        case "last":
+            offset = f", {number - 1}" if number > 1 else ""
+            return f"last({variable}.{column}{offset})"
+        case "first":
+            return f"first({variable}.{column}{f', {number}' if number else ''}, tested)"
         case "sum":
             return f"(sum({variable}.{column}) + {column})"
         case "count":
@@ -184,16 +196,14 @@ def _render_own_aggregate(function: str, variable: str, column: str, at: object)
         case "avg":
             return f"((sum({variable}.{column}) + {column}) / (count({variable}) + 1.0))"
         case _:
-            raise RowPatternError(
-                f"{function.upper()} over the variable that is defined is not supported",
-                position=at,
-            )
+            return f"{function}({variable}.{column}, tested)"
 
 
 def _render_previous(argument: Any, number: int | None, scope: Scope, at: object) -> str:
     if scope.first:
         raise RowPatternError(
-            "PREV in the first variable is not supported: the row before is not in the match",
+            f"PREV is not supported in {scope.variable}, which may be the first variable: the row"
+            " before is not in the match",
             position=at,
         )
     if number not in (None, 1) or argument is None or argument.data == "rows_":

@@ -20,10 +20,12 @@ skip: ["AFTER"i "MATCH"i "SKIP"i target]
     | "TO"i "FIRST"i NAME -> skip_to_first
     | "TO"i "LAST"i NAME -> skip_to_last
     | "TO"i NAME -> skip_to_last
-pattern: "PATTERN"i "(" sequence ")" ["WITHIN"i "INTERVAL"i TEXT unit]
+pattern: "PATTERN"i "(" choice ")" ["WITHIN"i "INTERVAL"i TEXT unit]
 unit: UNIT
+choice: sequence ("|" sequence)*
 sequence: factor+
-factor: NAME [quantifier] -> variable | "(" sequence ")" [quantifier] -> group
+factor: NAME [quantifier] -> variable | "(" choice ")" [quantifier] -> group
+    | PERMUTE "(" sequence ("," sequence)* ")" [quantifier] -> permute
 quantifier: count [RELUCTANT]
 ?count: "+" -> plus | "*" -> star | "?" -> maybe
     | "{" INTEGER "}" -> exactly | "{" INTEGER "," [INTEGER] "}" -> between
@@ -49,11 +51,13 @@ definition: NAME "AS"i expression
 ?value: INTEGER -> number | DECIMAL -> number | TEXT -> text
     | "TRUE"i -> true | "FALSE"i -> false
     | NAME -> column | NAME "." NAME -> qualified
-    | FUNCTION "(" [argument] ["," INTEGER] ")" -> call
+    | [FINALITY] FUNCTION "(" [argument] ["," INTEGER] ")" -> call
     | "(" expression ")" -> nested
 ?argument: NAME -> column | NAME "." NAME -> qualified | "*" -> rows_
 
-FUNCTION.3: /(FIRST|LAST|PREV|SUM|COUNT|AVG|MIN|MAX)(?=\s*\()/i
+FUNCTION.3: /(FIRST|LAST|PREV|SUM|COUNT|AVG|MIN|MAX|CLASSIFIER|MATCH_NUMBER)(?=\s*\()/i
+FINALITY.3: /(FINAL|RUNNING)(?=\s+[A-Z_]+\s*\()/i
+PERMUTE.3: /PERMUTE(?=\s*\()/i
 RELUCTANT.3: /(?<=[+*?}])\?/
 UNIT.2: /(MILLISECOND|SECOND|MINUTE|HOUR|DAY)S?\b/i
 COMPARE: "<>" | "!=" | "<=" | ">=" | "<" | ">"
@@ -69,12 +73,7 @@ COMMENT: /--[^\n]*/ | /\/\*(?:.|\n)*?\*\//
 REFUSED = {
     r"ALL\s+ROWS\s+PER\s+MATCH": "ALL ROWS PER MATCH",
     r"SUBSET\b": "SUBSET",
-    r"PERMUTE\s*\(": "PERMUTE",
-    r"CLASSIFIER\s*\(": "CLASSIFIER()",
-    r"MATCH_NUMBER\s*\(": "MATCH_NUMBER()",
     r"NEXT\s*\(": "NEXT() (rows behind the current one)",
-    r"\bFINAL\b": "FINAL",
-    r"\bRUNNING\b": "RUNNING",
     r"\bJOIN\b": "JOIN",
     r"\bGROUP\s+BY\b": "GROUP BY",
     r"\bWHERE\b": "WHERE",
@@ -82,7 +81,6 @@ REFUSED = {
     r"\bDESC\b": "ORDER BY … DESC",
     r"\bDISTINCT\b": "DISTINCT",
     r"\{-": "exclusion {- -}",
-    r"\|(?!\|)": "alternatives with |",
     r"\^": "the anchor ^",
     r"\$": "the anchor $",
 }

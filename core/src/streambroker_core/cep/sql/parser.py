@@ -6,16 +6,18 @@ SQL row patterns are strict: variables follow each other directly, and quantifie
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lark import Lark, Token
+from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedInput
 
+from streambroker_core.cep.pattern.conditions import MAX_OFFSET
 from streambroker_core.cep.pattern.errors import RowPatternError
-from streambroker_core.cep.pattern.match_buffer import Event
+from streambroker_core.cep.pattern.match_buffer import Row
 from streambroker_core.cep.pattern.pattern import Pattern, Skip, SkipStrategy
 from streambroker_core.cep.sql.expressions import Scope, render, unquote_name
 from streambroker_core.cep.sql.grammar import GRAMMAR, REFUSED
@@ -25,6 +27,9 @@ _PARSER = Lark(GRAMMAR, parser="lalr", maybe_placeholders=True, propagate_positi
 _PLAIN = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*(?:.|\n)*?\*/")
 _FACTORY = "pattern_processor_discoverer_factory"
 _MAX_BYTES = 64 * 1024
+_MAX_PERMUTED = 5
+_FACTORS = ("variable", "group", "permute")
+_PARTS = (*_FACTORS, "choice", "sequence")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,25 +37,32 @@ class Measure:
     """A column of the result.
 
     Attributes:
-        function: first, last, count, sum, avg, min or max.
+        function: first, last, count, sum, avg, min, max, classifier or match_number.
         stage: variable that is measured; None for all rows of the match.
         field: column that is measured; None to count rows.
+        offset: how many rows lie between the first or last row and the one that is measured.
     """
 
     name: str
     function: str
     stage: str | None
     field: str | None
+    offset: int = 0
 
-    def evaluate(self, events: Mapping[str, list[Event]]) -> Any:
-        """Return the value for a match; None if there is none."""
-        stages = events.values() if self.stage is None else [events.get(self.stage, [])]
-        rows = sorted((each for taken in stages for each in taken), key=lambda each: each.seq)
+    def evaluate(self, rows: Sequence[tuple[str, Row]], number: int | None = None) -> Any:
+        """Return the value for a match; None if there is none.
+
+        `rows` has the variable and the row of each event in order; `number` is that of the match.
+        """
+        if self.function in ("classifier", "match_number"):
+            return rows[-1][0] if self.function == "classifier" else number
+        measured = [row for stage, row in rows if self.stage in (None, stage)]
         if self.function == "count" and self.field is None:
-            return len(rows)
-        values = [row.row.get(self.field or "") for row in rows]
+            return len(measured)
+        values = [row.get(self.field or "") for row in measured]
         if self.function in ("first", "last"):
-            return values[0 if self.function == "first" else -1] if values else None
+            at = self.offset if self.function == "first" else len(values) - 1 - self.offset
+            return values[at] if 0 <= at < len(values) else None
         present = [value for value in values if value is not None]
         match self.function:
             case "count":
@@ -79,6 +91,11 @@ class RowPattern:
     measures: tuple[Measure, ...]
     columns: tuple[str, ...]
     pattern: Pattern
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether a measure is the number of the match."""
+        return any(measure.function == "match_number" for measure in self.measures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +200,10 @@ def _build_dynamic(
 
 def _build_fixed(text: str, parts: dict[str, Any], arguments: dict[str, Any]) -> RowPattern:
     body, interval, unit = parts["pattern"].children
-    variables = _list_variables(body)
+    factors = [each for each in _list_factors(body) if each.data == "variable"]
+    variables = list(dict.fromkeys(unquote_name(each.children[0]) for each in factors))
     conditions: dict[str, str] = {}
-    first = variables[0]
+    first, _ = _find_first(body)
     for definition in (each for each in parts["define"].children if each is not None):
         name, expression = definition.children
         if unquote_name(name) not in variables:
@@ -193,10 +211,11 @@ def _build_fixed(text: str, parts: dict[str, Any], arguments: dict[str, Any]) ->
                 f"`{name}` is defined and is not in the pattern",
                 position=locate(text, name.start_pos),
             )
-        scope = Scope(text, unquote_name(name), tuple(variables), first=unquote_name(name) == first)
+        scope = Scope(text, unquote_name(name), tuple(variables), first=unquote_name(name) in first)
         conditions[unquote_name(name)] = render(expression, scope)
-    pattern = _build_sequence(text, body, conditions, _read_skip(parts["skip"]))
+    pattern = _build_choice(text, body, conditions).skipping(_read_skip(parts["skip"]))
     _check_end(text, body)
+    _check_reluctant(text, body)
     if interval is not None:
         pattern = pattern.within(_read_interval(text, interval, unit))
     measures = [each for each in parts["measures"].children if each is not None]
@@ -207,14 +226,43 @@ def _build_fixed(text: str, parts: dict[str, Any], arguments: dict[str, Any]) ->
     )
 
 
-def _list_variables(body: Any) -> list[str]:
-    variables: list[str] = []
-    for factor in body.children:
-        if factor.data == "group":
-            variables += _list_variables(factor.children[0])
-        else:
-            variables.append(unquote_name(factor.children[0]))
-    return variables
+def _list_factors(body: Any) -> list[Any]:
+    """Return all variables, groups and permutations, from left to right."""
+    return [each for each in body.iter_subtrees_topdown() if each.data in _FACTORS]
+
+
+def _find_first(node: Any) -> tuple[set[str], bool]:
+    """Return the variables that may take the first row, and whether none needs to take one."""
+    if node.data == "variable":
+        return {unquote_name(node.children[0])}, _may_be_left_out(node)
+    inner = [each for each in node.children if isinstance(each, Tree) and each.data in _PARTS]
+    parts = [_find_first(each) for each in inner]
+    if node.data == "sequence":
+        needed = next((at for at, (_, empty) in enumerate(parts) if not empty), None)
+        taken = parts if needed is None else parts[: needed + 1]
+        return set[str]().union(*(names for names, _ in taken)), needed is None
+    empty = (all if node.data == "permute" else any)(empty for _, empty in parts)
+    names = set[str]().union(*(names for names, _ in parts))
+    return names, empty or (node.data != "choice" and _may_be_left_out(node))
+
+
+def _may_be_left_out(factor: Any) -> bool:
+    quantifier = factor.children[-1]
+    return quantifier is not None and _read_quantifier(quantifier)[0] == 0
+
+
+def _check_reluctant(text: str, body: Any) -> None:
+    """Refuse to leave out a part if possible, because the automaton takes it first."""
+    choices = [each for each in body.find_data("choice") if len(each.children) > 1]
+    if not choices and not any(body.find_data("permute")):
+        return
+    for factor in _list_factors(body):
+        if _may_be_left_out(factor) and _read_quantifier(factor.children[-1])[2]:
+            raise RowPatternError(
+                "`?` after a quantifier from 0 is not supported with alternatives; write the two"
+                " as alternatives, as in (B | A B) for A?? B",
+                position=locate(text, factor.meta.start_pos),
+            )
 
 
 def _read_skip(part: Any) -> Skip:
@@ -227,18 +275,35 @@ def _read_skip(part: Any) -> Skip:
     )
 
 
-def _build_sequence(
-    text: str, body: Any, conditions: Mapping[str, str], skip: Skip | None = None
-) -> Pattern:
-    pattern: Pattern | None = None
-    for factor in body.children:
-        inner, quantifier = factor.children
-        stage: str | Pattern = (
-            _build_sequence(text, inner, conditions)
-            if factor.data == "group"
-            else unquote_name(inner)
+def _build_choice(text: str, choice: Any, conditions: Mapping[str, str]) -> Pattern:
+    branches = [_build_sequence(text, branch.children, conditions) for branch in choice.children]
+    return branches[0] if len(branches) == 1 else Pattern.either(*branches)
+
+
+def _build_permutations(text: str, parts: list[Any], conditions: Mapping[str, str]) -> Pattern:
+    if len(parts) > _MAX_PERMUTED:
+        raise RowPatternError(
+            f"PERMUTE of {len(parts)} parts is not supported; at most {_MAX_PERMUTED} are, because"
+            " each order is an alternative",
+            position=locate(text, parts[0].meta.start_pos),
         )
-        pattern = Pattern.begin(stage, skip=skip) if pattern is None else pattern.next(stage)
+    orders = itertools.permutations(part.children for part in parts)
+    branches = [_build_sequence(text, itertools.chain(*order), conditions) for order in orders]
+    return branches[0] if len(branches) == 1 else Pattern.either(*branches)
+
+
+def _build_sequence(text: str, factors: Iterable[Any], conditions: Mapping[str, str]) -> Pattern:
+    pattern: Pattern | None = None
+    for factor in factors:
+        *inner, quantifier = factor.children
+        stage: str | Pattern
+        if factor.data == "variable":
+            stage = unquote_name(inner[0])
+        elif factor.data == "group":
+            stage = _build_choice(text, inner[0], conditions)
+        else:
+            stage = _build_permutations(text, inner[1:], conditions)
+        pattern = Pattern.begin(stage) if pattern is None else pattern.next(stage)
         if isinstance(stage, str) and stage in conditions:
             pattern = pattern.where(conditions[stage])
         if quantifier is not None:
@@ -247,18 +312,23 @@ def _build_sequence(
     return pattern
 
 
-def _apply_quantifier(text: str, pattern: Pattern, quantifier: Any, factor: Any) -> Pattern:
+def _read_quantifier(quantifier: Any) -> tuple[int, int | None, bool]:
+    """Return the least and the greatest number of times, and whether few are preferred."""
     count, reluctant = quantifier.children
     numbers = [None if each is None else int(each) for each in count.children]
-    low, high = _read_bounds(count.data, numbers)
+    return *_read_bounds(count.data, numbers), reluctant is not None
+
+
+def _apply_quantifier(text: str, pattern: Pattern, quantifier: Any, factor: Any) -> Pattern:
+    low, high, reluctant = _read_quantifier(quantifier)
     if (low, high) == (0, 1):
         return pattern.optional()
     if high is None:
         pattern = pattern.times_or_more(max(low, 1)).consecutive()
     else:
         pattern = pattern.times(max(low, 1), high).consecutive()
-    if reluctant is None and low != high:
-        if factor.data == "group":
+    if not reluctant and low != high:
+        if factor.data != "variable":
             raise RowPatternError(
                 "a greedy quantifier on a group is not supported; write `?` after it to take as"
                 " few as possible",
@@ -284,20 +354,26 @@ def _read_bounds(kind: str, numbers: list[int | None]) -> tuple[int, int | None]
             return numbers[0] or 0, numbers[1]
 
 
-def _check_end(text: str, body: Any) -> None:
-    inner, quantifier = body.children[-1].children
-    if quantifier is None:
-        return
-    count, reluctant = quantifier.children
-    numbers = [None if each is None else int(each) for each in count.children]
-    low, high = _read_bounds(count.data, numbers)
-    if reluctant is None and low != high:
-        at: Any = inner.start_pos if isinstance(inner, Token) else inner.meta.start_pos
-        raise RowPatternError(
-            "a greedy quantifier at the end is not supported, because no row ends it; add a"
-            " variable after it, or write `?` after the quantifier",
-            position=locate(text, at),
-        )
+def _check_end(text: str, choice: Any) -> None:
+    for sequence in choice.children:
+        _check_last(text, sequence.children[-1])
+
+
+def _check_last(text: str, factor: Any) -> None:
+    *inner, quantifier = factor.children
+    if quantifier is not None:
+        low, high, reluctant = _read_quantifier(quantifier)
+        if not reluctant and low != high:
+            raise RowPatternError(
+                "a greedy quantifier at the end is not supported, because no row ends it; add a"
+                " variable after it, or write `?` after the quantifier",
+                position=locate(text, factor.meta.start_pos),
+            )
+    if factor.data == "group":
+        _check_end(text, inner[0])
+    elif factor.data == "permute":
+        for sequence in inner[1:]:
+            _check_last(text, sequence.children[-1])
 
 
 def _read_interval(text: str, interval: Token, unit: Any) -> str:
@@ -312,27 +388,27 @@ def _read_interval(text: str, interval: Token, unit: Any) -> str:
 
 
 def _read_measure(text: str, part: Any, variables: list[str]) -> Measure:
-    expression, name = part.children
-    measure = Measure(name=unquote_name(name), function="last", stage=None, field=None)
-    data, children = expression.data, expression.children
-    function = "last"
-    if data == "call":
-        function, argument, offset = children[0].lower(), children[1], children[2]
-        if offset is not None or function == "prev" or argument is None:
-            data = "other"
-        else:
-            data, children = argument.data, argument.children
-    if data == "rows_" and function == "count":
-        return Measure(name=measure.name, function="count", stage=None, field=None)
-    if data == "column":
-        return Measure(
-            name=measure.name, function=function, stage=None, field=unquote_name(children[0])
-        )
-    if data == "qualified" and unquote_name(children[0]) in variables:
-        stage, column = map(unquote_name, children)
-        return Measure(name=measure.name, function=function, stage=stage, field=column)
+    expression, token = part.children
+    name, function, argument, offset = unquote_name(token), "last", expression, None
+    if expression.data == "call":
+        _, function, argument, offset = expression.children
+        function = function.lower()
+    kind = None if argument is None else argument.data
+    is_column = kind in ("column", "qualified")
+    *stages, field = [unquote_name(each) for each in argument.children] if is_column else [None]
+    if function in ("classifier", "match_number"):
+        has_form = argument is None and offset is None
+    elif offset is not None:
+        has_form = function in ("first", "last") and is_column and int(offset) <= MAX_OFFSET
+    else:
+        has_form = function != "prev" and (is_column or (function, kind) == ("count", "rows_"))
+    if has_form and all(stage in variables for stage in stages):
+        stage = next(iter(stages), None)
+        at = int(offset or 0)
+        return Measure(name=name, function=function, stage=stage, field=field, offset=at)
     raise RowPatternError(
-        f"measure `{measure.name}` is not supported; write A.x, or one of FIRST, LAST, COUNT, SUM,"
-        " AVG, MIN, MAX of it",
-        position=locate(text, name.start_pos),
+        f"measure `{name}` is not supported; write A.x, or one of FIRST, LAST, COUNT, SUM, AVG,"
+        f" MIN, MAX of it, FIRST or LAST with an offset up to {MAX_OFFSET}, CLASSIFIER() or"
+        " MATCH_NUMBER()",
+        position=locate(text, token.start_pos),
     )

@@ -25,6 +25,7 @@ RuleFactory = Callable[..., PatternProcessor]
 """Called with id, version and the values of ``constructor_params``."""
 
 _JSON_COLUMNS = ("pattern", "key", "limits", "labels")
+_FLAGS = ("keepMatches", "numbered")
 _PARAM_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -140,7 +141,7 @@ def _parse_field(name: str, value: Any) -> Any:
         if name == "key" and not value.lstrip().startswith("["):
             return value
         return json.loads(value)
-    return bool(value) if name == "keepMatches" and value in (0, 1) else value
+    return bool(value) if name in _FLAGS and value in (0, 1) else value
 
 
 def _to_snake_case(name: str) -> str:
