@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import sqlite3
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
-import pytest
+from originals import dummy_pattern_processor as example
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from streambroker.operators import OperatorOptions
 from streambroker_core.cep.rules.rule_set import RuleUpdate
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "originals"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    yield importlib.import_module("dummy_pattern_processor")
-    sys.modules.pop("dummy_pattern_processor", None)
-
 
 def test_the_rows_of_the_originals_table_are_the_rules_of_its_statement(
-    spark: SparkSession, tmp_path: Path, example: Any
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     """A changed row is a new version, a restart keeps it, and a deleted row removes the rule."""
     database = sqlite3.connect(tmp_path / "rules.db", isolation_level=None)
