@@ -453,6 +453,13 @@ def test_a_dynamic_statement_takes_its_rules_from_a_discoverer(
     played.stop()
 
 
+def dynamic_statement(
+    stream: Stream, factory: Any, columns: str = "*", options: str = "f", **settings: Any
+) -> Stream:
+    text = f"SELECT {columns} FROM s MATCH_RECOGNIZE_DYNAMIC (pattern_processor_discoverer_factory"
+    return sql(f"{text} = {options}) AS T", {"s": stream}, {"f": factory}, **settings)
+
+
 def test_what_does_not_fit_is_refused_before_anything_starts(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -475,11 +482,24 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
         "selectors has 'nobody', which": lambda: timed.match_rules(
             Given([]), control_file=control, selectors=["nobody"]
         ),
-        "MATCH_RECOGNIZE_DYNAMIC without control_file=": lambda: sql(
-            "SELECT * FROM s MATCH_RECOGNIZE_DYNAMIC (ORDER BY t"
-            " pattern_processor_discoverer_factory = f)",
-            {"s": stream},
-            {"f": Given([])},
+        "rules need a file through which they reach the query": lambda: dynamic_statement(
+            stream, Given([]), control_file=None
+        ),
+        "watermark= without ORDER BY": lambda: dynamic_statement(
+            stream, Given([]), control_file=control, watermark="1 s"
+        ),
+        "f does not make a discoverer with the options .n.: .* Register": lambda: dynamic_statement(
+            timed, Given([]), options="f, n = 1", control_file=control
+        ),
+        "SELECT names user, which nothing has together: matches has rule, ": (
+            lambda: dynamic_statement(timed, Given([]), "user", control_file=tmp_path / "few")
+        ),
+        "SELECT names user, which the functions alert and more have": lambda: dynamic_statement(
+            timed,
+            partial(Given, []),
+            "T.user",
+            control_file=tmp_path / "many",
+            functions={"alert": FUNCTIONS["alert"], "more": FUNCTIONS["alert"]},
         ),
     }
     for why, act in ways.items():

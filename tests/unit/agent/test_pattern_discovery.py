@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -413,12 +414,127 @@ def test_only_classes_that_the_job_has_registered_are_built(database: Path) -> N
     assert kept.manager.current_pattern_processors() == [limit("a", 1, "price", 3.0)]
     refused = kept.refused()
     assert sorted(refused) == ["b", "c", "d", "e", "f", "g"]
-    assert "class os.system is not registered; the job has Limit" in refused["b"]
     assert (
-        "True is not of type integer; the types are string, integer, double, boolean"
-        in refused["c"]
+        "class os.system is not registered; the job has Limit. Register it with"
+        " TableDiscoverer(…, classes={'os.system': …})" in refused["b"]
+    )
+    assert (
+        "True is not of type integer; the types are string, int, integer, long, double, float,"
+        " boolean" in refused["c"]
     )
     assert "it has both a pattern and a class_name" in refused["d"]
+
+
+def original(path: Path, columns: str, *rows: Sequence[Any]) -> TableDiscoverer:
+    """Return the discoverer of a table without versions."""
+    execute(path, "DROP TABLE IF EXISTS processors")
+    execute(path, f"CREATE TABLE processors ({columns})")
+    for row in rows:
+        execute(path, f"INSERT INTO processors VALUES ({', '.join('?' for _ in row)})", *row)
+    classes: dict[str, Any] = {
+        "org.x.Above": above,
+        "org.x.Rule": limited,
+        "org.x.Text": lambda: "no pattern",
+    }
+    return TableDiscoverer(sqlite_table(path), table="processors", classes=classes)
+
+
+def above(low: int = 7, *more: Any) -> Pattern:
+    return Pattern.begin("a").where(f"price > {low}" + "".join(f" && n != {one}" for one in more))
+
+
+def limited(low: float) -> PatternProcessor:
+    return replace(limit("its own", 9, "price", low), on_error="disable")
+
+
+ORIGINAL = "uid TEXT, className TEXT, constructorParams TEXT"
+
+
+def test_a_row_of_the_originals_table_is_a_rule_and_a_changed_one_a_new_version(
+    database: Path,
+) -> None:
+    discoverer = original(
+        database,
+        ORIGINAL,
+        ("a", "org.x.Above", params(("int", 3), ("String", "x"), ("long", 4))),
+        ("b", "org.x.Rule", params(("float", 2))),
+        ("c", "org.x.Above", None),
+    )
+    kept = Kept()
+    kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
+    first = {rule.id: rule for rule in kept.manager.current_pattern_processors()}
+    assert {name: rule.pattern for name, rule in first.items()} == {
+        "a": above(3, "x", 4),
+        "b": limited(2.0).pattern,
+        "c": above(),
+    }
+    assert first["b"].on_error == "disable"
+
+    execute(database, "UPDATE processors SET constructorParams = ? WHERE uid = 'c'",
+            params(("int", 8)))  # fmt: skip
+    execute(database, "DELETE FROM processors WHERE uid = 'b'")
+    discoverer.poll(kept.manager)
+
+    changes = {one.rule: (one.change, one.version) for one in kept.reported[-1]}
+    assert changes["a"] == ("kept", first["a"].version)
+    assert changes["b"] == ("removed", first["b"].version)
+    assert changes["c"][0] == "replaced"
+    execute(database, "UPDATE processors SET constructorParams = NULL WHERE uid = 'c'")
+    discoverer.poll(kept.manager)
+    assert kept.rules() == [("a", first["a"].version), ("c", first["c"].version)]
+
+
+def test_rows_without_versions_are_refused_each_alone(database: Path) -> None:
+    discoverer = original(
+        database,
+        ORIGINAL,
+        ("good", "org.x.Above", "[]"),
+        ("unknown", "os.system", params(("string", "ls"))),
+        ("none", None, None),
+        ("text", "org.x.Text", "[]"),
+        ("param", "org.x.Above", "[3]"),
+        ("value", "org.x.Above", '[{"type": "int"}]'),
+        ("type", "org.x.Above", params(("int", 3.5))),
+        ("much", "org.x.Rule", params(("int", 1), ("int", 2))),
+        ("twice", "org.x.Above", "[]"),
+        ("twice", "org.x.Above", "[]"),
+    )
+    kept = Kept()
+
+    kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
+
+    assert [name for name, _ in kept.rules()] == ["good"]
+    refused = kept.refused()
+    parts = {
+        "unknown": "class os.system is not registered; the job has org.x.Above, org.x.Rule",
+        "none": "class None is not registered",
+        "text": "class org.x.Text made 'no pattern', which is neither a pattern nor a rule",
+        "param": '3 is no parameter; write {"type": "int", "value": 3}',
+        "value": "is no parameter; write",
+        "type": "3.5 is not of type int",
+        "much": "takes 1 positional argument but 2 were given",
+        "twice": "2 rows have this id",
+    }
+    assert sorted(refused) == sorted(parts)
+    assert [name for name, part in parts.items() if part not in refused[name]] == []
+
+
+def test_a_row_without_a_version_may_have_its_pattern_as_json(database: Path) -> None:
+    columns = "UID INT, pattern TEXT, ON_ERROR TEXT"
+    discoverer = original(database, columns, (7, json.dumps(PATTERN), "disable"))
+    kept = Kept()
+
+    kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
+
+    (found,) = kept.manager.current_pattern_processors()
+    assert (found.id, found.on_error, kept.refused()) == ("7", "disable", {})
+
+
+def test_a_table_without_ids_or_patterns_is_refused_as_a_whole(database: Path) -> None:
+    discoverer = original(database, "className TEXT, name TEXT")
+
+    with pytest.raises(DiscoveryError, match="the columns classname, name: rules need id or uid"):
+        discoverer.initial_pattern_processors()
 
 
 def test_a_rule_whose_row_becomes_unreadable_goes_on(database: Path) -> None:

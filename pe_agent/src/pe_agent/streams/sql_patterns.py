@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -14,7 +14,7 @@ from pe_agent.cep.discovery.discoverer import (
 )
 from pe_agent.cep.pattern_plan import Functions
 from pe_agent.datasource.schemas import spark_to_arrow
-from pe_agent.streams.stream import Stream
+from pe_agent.streams.stream import PatternStream, Stream
 from streambroker_core.cep.engine.outputs import MatchedEvents
 from streambroker_core.cep.operator import MatchFunction
 from streambroker_core.cep.pattern.rule import PatternProcessor
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+Factory: TypeAlias = (
+    "PatternProcessorDiscovererFactory | PatternProcessorDiscoverer"
+    " | Callable[..., PatternProcessorDiscoverer]"
+)
 ROWS = "rows"
 """The output of a MATCH_RECOGNIZE: a row for each match."""
 _FIXED_TYPES = {
@@ -40,8 +44,7 @@ _FIXED_TYPES = {
 def sql(
     text: str,
     tables: Mapping[str, Stream | DataFrame],
-    factories: Mapping[str, PatternProcessorDiscovererFactory | PatternProcessorDiscoverer]
-    | None = None,
+    factories: Mapping[str, Factory] | None = None,
     *,
     watermark: Duration | None = None,
     control_file: str | Path | None = None,
@@ -50,20 +53,26 @@ def sql(
 ) -> Stream:
     """Run the patterns of a statement on a stream.
 
-    The first column of ORDER BY is the event time, a second one orders rows with equal times.
+    The first column of ORDER BY is the event time, a second one orders rows with equal times. A
+    dynamic statement may leave out ORDER BY, for the time of the stream, and PARTITION BY, for the
+    keys of the rules.
 
     Args:
         text: ``SELECT … FROM table MATCH_RECOGNIZE (…)``, or ``MATCH_RECOGNIZE_DYNAMIC``.
         tables: streams by the names that the text may use.
-        factories: discoverers, or their factories, by the names that the text may use.
+        factories: discoverers, or their factories, by the names that the text may use. A factory
+            has a method ``create``, or is a function; further options of a dynamic statement are
+            its keyword arguments.
         watermark: how much later rows may arrive, if the stream has no watermark.
-        control_file: as for `Stream.match_rules`; a dynamic statement needs it.
+        control_file: as for `Stream.match_rules`; a dynamic statement on a stream without a PE
+            needs it.
         functions: what rules may name.
         settings: ``name`` and ``options``; of a dynamic statement all of `Stream.match_rules`.
 
     Returns:
-        The columns that the text selects, a row for each match. For a dynamic statement the matches
-        of `Stream.match_rules`: a `PatternStream`.
+        The columns that the text selects, a row for each match. A dynamic statement selects from
+        the matches of `Stream.match_rules`, or from the rows that one of ``functions`` makes of
+        them. For ``*`` it returns the matches as a `PatternStream`.
 
     Raises:
         RowPatternError: it cannot be read, is outside of the subset, or names something unknown.
@@ -72,20 +81,20 @@ def sql(
     """
     query = read_row_pattern(text, tables=tables, factories=factories or {})
     stream = Stream(plan_of(tables[query.table]))
-    order, more = query.order[0], query.order[1:]
-    if len(more) > 1:
+    if len(query.order) > 2:
         raise AlignedError(
             f"ORDER BY names {', '.join(query.order)}: it may name the event time and at most one"
             " other column."
         )
-    fitted: dict[str, Any] = {
-        **settings,
-        "key": query.key,
-        "event_time": order,
-        "tie_break": next(iter(more), None),
-    }
+    fitted = settings | dict(zip(("event_time", "tie_break"), query.order, strict=False))
+    if query.key or isinstance(query, RowPattern):
+        fitted["key"] = query.key
     if watermark is not None:
-        stream = stream.with_watermark(order, watermark)
+        if not query.order:
+            raise AlignedError(
+                "watermark= without ORDER BY: let ORDER BY name the column with the event time."
+            )
+        stream = stream.with_watermark(query.order[0], watermark)
     if isinstance(query, DynamicRowPattern):
         return _run_dynamic(query, stream, factories or {}, fitted, control_file, functions)
     function = _match_function(query, spark_to_arrow(stream.schema()))
@@ -109,22 +118,45 @@ def _run_dynamic(
     control_file: str | Path | None,
     functions: Functions | None,
 ) -> Stream:
-    if control_file is None:
-        raise AlignedError(
-            "MATCH_RECOGNIZE_DYNAMIC without control_file=: name the file through which rules reach"
-            " the query."
-        )
-    made = stream.match_rules(
-        factories[statement.factory], control_file=control_file, functions=functions, **settings
-    )
-    unknown = [name for name in statement.columns if name not in made.schema().names]
-    if unknown:
+    source, named = _create_discoverer(statement, factories[statement.factory]), functions or {}
+    made = stream.match_rules(source, control_file=control_file, functions=named, **settings)
+    try:
+        return _select(made, statement.columns, [one for one in made.outputs if one in named])
+    except AlignedError:
         made.rules.close()
+        raise
+
+
+def _create_discoverer(statement: DynamicRowPattern, factory: Any) -> Any:
+    """Return the factory's discoverer; one that is no factory is returned as it is."""
+    create = getattr(factory, "create", factory)
+    if not callable(create) and not statement.options:
+        return factory
+    try:
+        return create(**statement.options)
+    except TypeError as error:
         raise AlignedError(
-            f"SELECT names {unknown[0]}, and the columns of matches are"
-            f" {', '.join(made.schema().names)}."
+            f"{statement.factory} does not make a discoverer with the options"
+            f" ({', '.join(statement.options)}): {error}. Register a factory that takes them."
+        ) from error
+
+
+def _select(made: PatternStream, columns: tuple[str, ...], functions: list[str]) -> Stream:
+    """Return columns of matches or, if these lack one, of the function whose rows have them all."""
+    if not columns:
+        return made
+    streams = {"matches": made, **{name: made.outputs[name] for name in functions}}
+    names = {name: one.schema().names for name, one in streams.items()}
+    fitting = [name for name in names if set(columns) <= set(names[name])]
+    if fitting and (fitting[0] == "matches" or len(fitting) == 1):
+        return streams[fitting[0]].select(*columns)
+    if fitting:
+        raise AlignedError(
+            f"SELECT names {', '.join(columns)}, which the functions {' and '.join(fitting)} have:"
+            " register one of them, and let all rules name it."
         )
-    return made.select(*statement.columns) if statement.columns else made
+    known = "; ".join(f"{name} has {', '.join(names[name])}" for name in names)
+    raise AlignedError(f"SELECT names {', '.join(columns)}, which nothing has together: {known}.")
 
 
 def _match_function(statement: RowPattern, columns: pa.Schema) -> MatchFunction:

@@ -16,7 +16,8 @@ from streambroker_core.cep.engine.key_store import encode_key
 from streambroker_core.cep.operator import PatternOperator, copy_rows
 from streambroker_core.cep.pattern.errors import PatternError
 from streambroker_core.cep.pattern.rule import PatternProcessor
-from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
+from streambroker_core.cep.rules.document import write_rule
+from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet, UnversionedRule
 from streambroker_core.control.operators.operator import Window
 from streambroker_core.control.tuples import END_OF_TIME
 from streambroker_core.model.schema import parse_ddl
@@ -845,3 +846,53 @@ def test_a_field_of_a_struct_can_be_asked_for() -> None:
         _, (refused,) = RuleSet().apply_update([bad], RuleContext(schema=types))
         assert (refused.change, refused.reason) == ("refused", "Invalid")
         assert why in refused.message
+
+
+def unversioned(letters: str, **fields: Any) -> UnversionedRule:
+    return UnversionedRule({**write_rule(rule("r", 0, letters)), **fields})
+
+
+@given(st.lists(st.sampled_from(["", "A", "AB", "ABC", "B", "C"]), min_size=1, max_size=8))
+def test_a_rule_without_versions_has_always_the_last_content(contents: list[str]) -> None:
+    rules, before, versions = RuleSet(), "", dict[str, int]()
+    for letters in contents:
+        rules = RuleSet.read(rules.document())  # as after a restart
+        rules, outcomes = rules.apply_update([unversioned(letters)] if letters else [])
+
+        if not letters:
+            assert list(rules) == []
+            assert [one.change for one in outcomes] == (["removed"] if before else [])
+        else:
+            (found,) = rules
+            (outcome,) = outcomes
+            changes = {"": "added", letters: "kept"}
+            assert outcome.change == changes.get(before, "replaced")
+            assert found.pattern == sequence(letters)
+            assert found.version == versions.setdefault(letters, found.version)
+        before = letters
+    assert len(set(versions.values())) == len(versions)
+
+
+@pytest.mark.parametrize("letters", ["A", "AB", "ABC", "B", "C", "AC", "BC", "BA"])
+def test_a_scheduled_rule_without_versions_leaves_the_one_before_it_until_its_time(
+    letters: str,
+) -> None:
+    later = unversioned(letters, scheduled="2100-01-01T00:00:00Z")
+    rules = rule_set(unversioned("CBA"))
+
+    for _ in range(2):
+        rules, (outcome,) = RuleSet.read(rules.document()).apply_update(
+            [later], listed={("r", later["version"])}
+        )
+        assert [one.pattern for one in rules] == [sequence("CBA"), sequence(letters)]
+    assert outcome.change == "kept"
+
+
+def test_the_version_of_content_is_the_same_on_every_machine() -> None:
+    first, second = (
+        UnversionedRule({"id": "r", "labels": {}}),
+        UnversionedRule({"labels": {}, "id": "r"}),
+    )
+
+    assert first["version"] == second["version"] == 147836807080457
+    assert UnversionedRule(first) == first

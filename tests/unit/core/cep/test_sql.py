@@ -214,6 +214,72 @@ def test_rules_from_a_discoverer() -> None:
         read_row_pattern(text, tables=["ticks"])
 
 
+def read_dynamic(options: str, columns: str = "*", alias: str = "AS T") -> DynamicRowPattern:
+    text = f"SELECT {columns} FROM ticks MATCH_RECOGNIZE_DYNAMIC ({options}) {alias}"
+    found = read_row_pattern(text, tables=["ticks"], factories=["org.x.Factory"])
+    assert isinstance(found, DynamicRowPattern)
+    return found
+
+
+FACTORY = "pattern_processor_discoverer_factory = org.x.Factory"
+
+
+@pytest.mark.parametrize("name", ["org.x.Factory", "'org.x.Factory'", "`org.x.Factory`"])
+def test_a_dynamic_statement_may_have_options_alone(name: str) -> None:
+    options = "'bootstrap.servers' = 'it''s', interval = 1.5, Retries = 3"
+
+    found = read_dynamic(
+        f"PATTERN_PROCESSOR_DISCOVERER_FACTORY = {name}, {options}", "T.aid, T.bid, cid"
+    )
+
+    assert found == DynamicRowPattern(
+        table="ticks",
+        key=(),
+        order=(),
+        columns=("aid", "bid", "cid"),
+        factory="org.x.Factory",
+        options={"bootstrap.servers": "it's", "interval": 1.5, "Retries": 3},
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "alias", "expected"),
+    [
+        ("T.a", "T", ("a",)),
+        ("ticks.a", "", ("a",)),
+        ("`T`.a, b", "AS T;", ("a", "b")),
+        ("T.*", "AS T", ()),
+    ],
+)
+def test_columns_are_selected_by_the_name_of_the_result(
+    columns: str, alias: str, expected: tuple[str, ...]
+) -> None:
+    assert read_dynamic(FACTORY, columns, alias).columns == expected
+    assert read(columns=columns, alias=alias).columns == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "columns", "message"),
+    [
+        (FACTORY, "ticks.a", "line 1, column 8: `ticks` is not the name of the result; write T"),
+        (FACTORY, "U.*", "line 1, column 8: `U` is not the name of the result; write T"),
+        ("n = 1", "*", "no option names the discoverer; write pattern_processor_discoverer_f"),
+        (f"{FACTORY}.B", "*", "line 1, column 85: there is no factory `org.x.Factory.B`; known: "),
+        (f"{FACTORY}, n = 1, n = 2", "*", "`n` is set twice"),
+        (f"{FACTORY}, {FACTORY}", "*", "`pattern_processor_discoverer_factory` is set twice"),
+        (f"MEASURES A.x AS y {FACTORY}", "*", "MEASURES in MATCH_RECOGNIZE_DYNAMIC is not"),
+        ("", "*", "found `)`, expected"),
+    ],
+)
+def test_a_dynamic_statement_that_does_not_fit_is_refused_with_its_place(
+    options: str, columns: str, message: str
+) -> None:
+    with pytest.raises(RowPatternError) as caught:
+        read_dynamic(options, columns)
+
+    assert message in str(caught.value)
+
+
 def test_measures_are_taken_from_a_match() -> None:
     given = [("A", 1), ("A", None), ("B", 7), ("A", 5)]
     rows = [(variable, {"x": value}) for variable, value in given]

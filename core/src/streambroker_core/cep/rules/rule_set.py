@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,21 @@ class UnreadableRule:
     rule: str
     problem: str
     version: int | None = None
+
+
+class UnversionedRule(dict[str, Any]):
+    """The document of a rule whose source has no versions.
+
+    Its version is a hash of its content, below 2**48. So equal content has an equal version, also
+    after a restart, and other content replaces it whether its version is higher or lower.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        """Add the version to a document; a version that it has does not count."""
+        content = {**document, "version": 0}
+        text = json.dumps(content, sort_keys=True, default=str)
+        digest = hashlib.sha256(text.encode()).digest()
+        super().__init__(content, version=int.from_bytes(digest[:6], "big"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,25 +153,30 @@ class RuleSet:
         Versions of an id below its highest version without a schedule are ignored.
 
         Args:
-            desired: all wanted rules; `UnreadableRule` for those that their source could not read.
+            desired: all wanted rules; `UnreadableRule` for those that their source could not read,
+                `UnversionedRule` for those whose source has no versions.
             context: what the rules may refer to.
             listed: id and version of each rule of the last update. Such a rule may replace a higher
                 version that is no longer listed (rollback).
         """
         outcomes: list[RuleUpdate] = []
+        desired = list(desired)
+        unordered = {one.get("id") for one in desired if isinstance(one, UnversionedRule)}
         accepted = _drop_outdated(_read_all(desired, context or RuleContext(), outcomes))
         rules: dict[str, tuple[PatternProcessor, ...]] = {}
         refused = {outcome.rule for outcome in outcomes}
         for rule in sorted(accepted, key=lambda each: (each.id, each.version)):
             before = rules.get(rule.id, self._retained_versions(rule.id, accepted))
-            rollback = (rule.id, rule.version) in listed and rule.id not in rules
+            ordered = rule.id not in unordered
+            rollback = ordered and (rule.id, rule.version) in listed and rule.id not in rules
             rollback = rollback and _is_rollback(before, rule, accepted)
             change: RuleChange = "replaced"
             try:
                 if rollback:
                     rules[rule.id] = (rule,)
                 else:
-                    rules[rule.id], change = _add_version(before, rule, self.rules.get(rule.id, ()))
+                    current = self.rules.get(rule.id, ())
+                    rules[rule.id], change = _add_version(before, rule, current, ordered=ordered)
             except RuleError as error:
                 rules[rule.id] = before
                 outcomes.append(_refused_update(rule.id, rule.version, error.reason, error.problem))
@@ -389,6 +410,8 @@ def _add_version(
     before: tuple[PatternProcessor, ...],
     rule: PatternProcessor,
     current: tuple[PatternProcessor, ...],
+    *,
+    ordered: bool,
 ) -> tuple[tuple[PatternProcessor, ...], RuleChange]:
     for each in current:
         if each.version == rule.version:
@@ -400,7 +423,7 @@ def _add_version(
                     " version",
                 )
             return before, "kept"
-    if before and rule.version < before[-1].version:
+    if ordered and before and rule.version < before[-1].version:
         raise RuleError(
             rule.id,
             "VersionTooLow",

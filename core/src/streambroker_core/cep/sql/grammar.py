@@ -1,13 +1,16 @@
 """LALR(1) grammar of the subset, and the constructs that are refused before parsing."""
 
 GRAMMAR = r"""
-start: "SELECT"i columns "FROM"i NAME clause [_alias] [";"]
-_alias: ["AS"i] NAME
-columns: "*" -> everything | NAME ("," NAME)*
+start: "SELECT"i columns "FROM"i NAME clause alias [";"]
+alias: [["AS"i] NAME]
+columns: [NAME "."] "*" -> everything | item ("," item)*
+item: [NAME "."] NAME
 
 ?clause: "MATCH_RECOGNIZE"i "(" partition order measures rows skip pattern define ")" -> fixed
-    | "MATCH_RECOGNIZE_DYNAMIC"i "(" partition order measures factory ")" -> dynamic
-factory: NAME "=" NAME
+    | "MATCH_RECOGNIZE_DYNAMIC"i "(" partition order measures options ")" -> dynamic
+options: option ("," option)*
+option: (NAME | TEXT) "=" setting
+?setting: NAME ("." NAME)* -> name | TEXT -> text | INTEGER -> number | DECIMAL -> number
 
 partition: ["PARTITION"i "BY"i NAME ("," NAME)*]
 order: ["ORDER"i "BY"i NAME ["ASC"i] ("," NAME ["ASC"i])*]

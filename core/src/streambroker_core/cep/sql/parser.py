@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lark import Lark, Token, Tree
@@ -100,13 +100,19 @@ class RowPattern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicRowPattern:
-    """A MATCH_RECOGNIZE_DYNAMIC clause; its rules come from a discoverer registered in the job."""
+    """A MATCH_RECOGNIZE_DYNAMIC clause; its rules come from a discoverer registered in the job.
+
+    Attributes:
+        order: as for a `RowPattern`; empty for the stream's own time.
+        options: further options by name, for the factory.
+    """
 
     table: str
     key: tuple[str, ...]
     order: tuple[str, ...]
     columns: tuple[str, ...]
     factory: str
+    options: Mapping[str, str | int | float] = field(default_factory=dict)
 
 
 def read_row_pattern(
@@ -130,19 +136,19 @@ def read_row_pattern(
         tree: Any = _PARSER.parse(text)
     except UnexpectedInput as error:
         raise _syntax_error(text, error) from None
-    columns, table, clause = tree.children[0], tree.children[1], tree.children[2]
-    _check_name(text, table, tables, "stream")
-    names = () if columns.data == "everything" else tuple(map(unquote_name, columns.children))
+    columns, table, clause, alias = tree.children
+    _check_name(text, unquote_name(table), table.start_pos, tables, "stream")
+    names = _read_columns(text, columns, alias.children[0] or table)
     arguments = {"table": unquote_name(table), "columns": names}
     parts = {part.data: part for part in clause.children}
     arguments["key"], arguments["order"] = (
         _read_names(parts["partition"]),
         _read_names(parts["order"]),
     )
-    if not arguments["order"]:
-        raise RowPatternError("ORDER BY is missing; it names the column with the event time")
     if clause.data == "dynamic":
         return _build_dynamic(text, parts, factories, arguments)
+    if not arguments["order"]:
+        raise RowPatternError("ORDER BY is missing; it names the column with the event time")
     return _build_fixed(text, parts, arguments)
 
 
@@ -167,13 +173,25 @@ def _syntax_error(text: str, error: UnexpectedInput) -> RowPatternError:
     )
 
 
-def _check_name(text: str, token: Any, allowed: Collection[str], what: str) -> None:
-    if unquote_name(token) not in allowed:
+def _check_name(text: str, name: str, start: int, allowed: Collection[str], what: str) -> None:
+    if name not in allowed:
         raise RowPatternError(
-            f"there is no {what} `{unquote_name(token)}`; known:"
-            f" {', '.join(sorted(allowed)) or 'none'}",
-            position=locate(text, token.start_pos),
+            f"there is no {what} `{name}`; known: {', '.join(sorted(allowed)) or 'none'}",
+            position=locate(text, start),
         )
+
+
+def _read_columns(text: str, part: Any, alias: Token) -> tuple[str, ...]:
+    """Return the selected columns; empty for all."""
+    every = part.data == "everything"
+    items = [(part.children[0], None)] if every else [each.children for each in part.children]
+    for qualifier, _ in items:
+        if qualifier is not None and unquote_name(qualifier) != unquote_name(alias):
+            raise RowPatternError(
+                f"`{qualifier}` is not the name of the result; write {alias}",
+                position=locate(text, qualifier.start_pos),
+            )
+    return () if every else tuple(unquote_name(name) for _, name in items)
 
 
 def _read_names(part: Any) -> tuple[str, ...]:
@@ -183,19 +201,39 @@ def _read_names(part: Any) -> tuple[str, ...]:
 def _build_dynamic(
     text: str, parts: dict[str, Any], factories: Collection[str], arguments: dict[str, Any]
 ) -> DynamicRowPattern:
-    option, factory = parts["factory"].children
-    if unquote_name(option).lower() != _FACTORY:
-        raise RowPatternError(
-            f"`{option}` is not an option; write {_FACTORY} = name",
-            position=locate(text, option.start_pos),
-        )
     if parts["measures"].children != [None]:
         raise RowPatternError(
             "MEASURES in MATCH_RECOGNIZE_DYNAMIC is not supported; the functions of the rules"
             " create rows"
         )
-    _check_name(text, factory, factories, "factory")
-    return DynamicRowPattern(**arguments, factory=unquote_name(factory))
+    options: dict[str, str | int | float] = {}
+    start = parts["options"].meta.start_pos
+    for name, setting in (each.children for each in parts["options"].children):
+        option = _read_text(name)
+        if option.lower() == _FACTORY:
+            option, start = _FACTORY, setting.meta.start_pos
+        if option in options:
+            raise RowPatternError(f"`{option}` is set twice", position=locate(text, name.start_pos))
+        options[option] = _read_setting(setting)
+    if _FACTORY not in options:
+        raise RowPatternError(
+            f"no option names the discoverer; write {_FACTORY} = name", position=locate(text, start)
+        )
+    factory = str(options.pop(_FACTORY))
+    _check_name(text, factory, start, factories, "factory")
+    return DynamicRowPattern(**arguments, factory=factory, options=options)
+
+
+def _read_text(token: Token) -> str:
+    quoted = token.startswith("'")
+    return token[1:-1].replace("''", "'") if quoted else unquote_name(token)
+
+
+def _read_setting(setting: Any) -> str | int | float:
+    tokens = setting.children
+    if setting.data == "number":
+        return int(tokens[0]) if tokens[0].isdigit() else float(tokens[0])
+    return ".".join(map(_read_text, tokens))
 
 
 def _build_fixed(text: str, parts: dict[str, Any], arguments: dict[str, Any]) -> RowPattern:
