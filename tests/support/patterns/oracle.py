@@ -166,7 +166,8 @@ def _stage(stage: PatternStage, rest: tuple[Element, ...], at: Place) -> Iterato
 
 def _group(group: Group, rest: tuple[Element, ...], at: Place) -> Iterator[Word]:
     inside = replace(at, until=at.inside(group))
-    yield from _rounds(group, rest, inside, (), 1, group.quantifier.high or at.most)
+    low, high = group.quantifier.low, group.quantifier.high
+    yield from _rounds(group, rest, inside, (), 1, high or max(low, at.most))
     if group.quantifier.optional:
         yield (), at.before
 
