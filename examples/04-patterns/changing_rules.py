@@ -97,8 +97,8 @@ def run(spark: SparkSession, folder: Path) -> dict[str, list[Any]]:
 
     def take(frames: dict[str, DataFrame], window: int) -> None:
         for row in frames["matches"].collect():
-            events = json.loads(row["events"]).values()
-            delays = [event["delay"] for taken in events for event in taken]
+            events = [event for taken in row["events"].values() for event in taken]
+            delays = [event["delay"] for event in sorted(events, key=lambda one: one["time"])]
             found.setdefault(f"{row['rule']} {row['version']}", []).append(delays)
 
     query = made.foreach_batch(take, checkpoint=folder / "checkpoint")

@@ -82,6 +82,8 @@ def test_patterns_and_side_inputs_of_old_names_have_their_old_settings(
     one = cep.pattern(rows, shape, **timed)
     control = tmp_path / "rules"
     several = cep.pattern_processors(rows, Given([]), control=control, tell=list, **timed)
+    for found in (one, several):
+        assert found.schema()["events"].dataType.typeName() == "string", "matches are JSON"
     assert several.processors.figures() == several.rules.metrics() == []
     several.rules.close()
     assert control.exists()

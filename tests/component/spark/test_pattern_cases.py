@@ -6,7 +6,6 @@ say when the watermark moves and when the query is started again; a row of nobod
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -113,9 +112,9 @@ def problems(played: Play, of: Sequence[dict[str, Any]] = CASES) -> list[str]:
     found = []
     for case in of:
         mine = [
-            {k: [one["i"] for one in taken] for k, taken in json.loads(row["events"]).items()}
+            {stage: [one["i"] for one in taken] for stage, taken in row["events"].items()}
             for row in played.output()
-            if row["rule"] == case["id"] and json.loads(row["key"])[0] == case["id"]
+            if row["rule"] == case["id"] and row["key"]["case"] == case["id"]
         ]
         plain = {**case, "emitted_at_event": None, "ordered": False}
         differs = pattern_cases.compared(plain, [(one, None) for one in mine], None)

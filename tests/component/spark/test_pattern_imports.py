@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -49,8 +48,7 @@ def test_rules_see_the_rows_of_an_import(jobs: Session, selectors: list[list[str
 
     def take(frames: dict[str, DataFrame], window: int) -> None:
         for row in frames["matches"].collect():
-            events = json.loads(row.events).values()
-            lines = [event["line"] for taken in events for event in taken]
+            lines = sorted(event["line"] for taken in row.events.values() for event in taken)
             found.append((row.rule, row.version, lines))
 
     query = made.foreach_batch(take, checkpoint=jobs.folder / "ck")

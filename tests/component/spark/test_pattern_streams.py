@@ -101,9 +101,7 @@ def test_a_rule_that_fails_is_off_in_all_buckets_from_the_next_window_on(
     processors = played.made.rules
     played.rows(rows(0, "u A", "u X", "v A"))
     assert [one.id for one in processors.current_pattern_processors()] == ["good", "slow"]
-    over = [
-        (row["rule"], *json.loads(row["key"]), letters(row)) for row in played.output("timeouts")
-    ]
+    over = [(row["rule"], row["key"]["user"], letters(row)) for row in played.output("timeouts")]
     assert sorted(over) == [("slow", "u", "A"), ("slow", "v", "A")]
     played.rows(rows(1, *(f"{user} X" for user in "uvwxyz"), "u C"))
     played.rows(rows(0, "late A"))
@@ -334,7 +332,7 @@ def test_in_processing_time_windows_end_though_nothing_comes_also_after_a_restar
     played = Play(spark, tmp_path, make)
 
     def over() -> list[str]:
-        return [json.loads(row["key"])[0] for row in played.output("timeouts")]
+        return [row["key"]["user"] for row in played.output("timeouts")]
 
     played.start([quiet, slow])
     played.rows([{"n": "A", "user": "u"}])
@@ -346,7 +344,7 @@ def test_in_processing_time_windows_end_though_nothing_comes_also_after_a_restar
     played.start([quiet, slow])
     until(lambda: over() == ["u", "v"], 120.0, "the match and the time-out of v")
     played.stop()
-    assert [json.loads(row["key"])[0] for row in played.output()] == ["u", "v"]
+    assert [row["key"]["user"] for row in played.output()] == ["u", "v"]
 
 
 def test_only_new_checkpoints_in_processing_time_have_a_source_of_ticks(
@@ -515,6 +513,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
         "relevant": None,
         "whole": "",
         "ticks": False,
+        "output": "typed",
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -15,7 +14,7 @@ from pe_agent.datasource.schemas import as_arrow_schema
 from streambroker import PE
 from streambroker.operators import OperatorOptions
 from streambroker.patterns import PatternStream
-from support.patterns.spark import Given
+from support.patterns.spark import Given, events_of
 from support.spark.feeds import put_file
 from support.spark.session import Session
 
@@ -89,9 +88,7 @@ class Rules:
         found = []
         for tag in ("matches", "timeouts"):
             for row in frames[tag].collect():
-                events = [
-                    event["n"] for taken in json.loads(row.events).values() for event in taken
-                ]
+                events = [event["n"] for event in events_of(row)]
                 found.append([tag, row.rule, row.version, "".join(events), str(row.time)])
         self.windows[window] = found, frames["late"].count()
 

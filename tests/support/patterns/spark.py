@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -100,5 +99,15 @@ class Play:
 
 def letters(row: dict[str, Any]) -> str:
     """Return the letters of a match, in order."""
-    events = json.loads(row["events"]).values()
-    return "".join(event["n"][-1] for taken in events for event in taken)
+    return "".join(event["n"][-1] for event in events_of(row))
+
+
+def events_of(row: Any) -> list[Any]:
+    """Return the events of a match, in the order of time ``t``, where they have one.
+
+    The stages of a map come in any order.
+    """
+    stages = row["events"]
+    taken = stages.values() if isinstance(stages, dict) else stages
+    events = [event for each in taken for event in each or ()]
+    return sorted(events, key=lambda event: 0 if event["t"] is None else event["t"].timestamp())

@@ -87,6 +87,7 @@ class PatternRules:
             rows.
         whole: reason why there is no filter.
         ticks: the query has a source of ticks; read when the query restarts.
+        output: form of the query's matches, ``typed`` or ``json``; read when the query restarts.
     """
 
     delivery: ClassVar[Delivery] = Delivery.BEGIN
@@ -95,6 +96,7 @@ class PatternRules:
     relevant: str | None = None
     whole: str = ""
     ticks: bool = False
+    output: str = "json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,8 @@ class PatternOperator(Operator):
         fixed: `rules` is the set of every bucket; it replaces another set in a restored state.
         relevant: with `fixed`, the filter that rows have passed; None for all rows.
         copied: rows are copies from `copy_rows`, so rules may have their own keys.
+        results: columns of matches and time-outs, from `typed_results`; None for JSON. Fixed for a
+            state.
         timeouts: report timed-out partial matches. If False, they have no output, and only
             functions that handle them receive them.
         watch: called at the end of a window with the metrics of its rules.
@@ -149,6 +153,7 @@ class PatternOperator(Operator):
         fixed: bool = False,
         relevant: str | None = None,
         copied: bool = False,
+        results: pa.Schema | None = None,
         timeouts: bool = True,
         watch: Callable[[WindowMetrics], None] | None = None,
         clock: Callable[[], int] = int,
@@ -159,7 +164,9 @@ class PatternOperator(Operator):
             )
         self.inputs = (Input(key=(KEY_BYTES,) if copied else key, event_time=event_time),)
         self._copied, self._column = copied, event_time if time == "event" else None
-        self._writer = OutputWriter(match_functions or {}, timeouts=timeouts)
+        self._writer = OutputWriter(
+            match_functions or {}, timeouts=timeouts, schema=results, key=key
+        )
         self.outputs = self._writer.outputs
         self._rules = BucketRules(
             rules, key=key, functions=functions, fixed=fixed, relevant=relevant
@@ -207,7 +214,17 @@ class PatternOperator(Operator):
             raise StateError(f"state of patterns is damaged: {error!r}.") from error
 
     def begin_window(self) -> None:
-        """Begin a window; in processing time, time advances to its pinned clock."""
+        """Begin a window; in processing time, time advances to its pinned clock.
+
+        Raises:
+            OperatorError: the state began with another form of matches.
+        """
+        began = self._writer.form if self._meta is None else _form_in(json.loads(self._meta))
+        if began != self._writer.form:
+            raise OperatorError(
+                f"the checkpoint began with matches as {began}, and keeps that form: pass"
+                f' output="{began}", or begin another checkpoint.'
+            )
         self._rules.apply_fixed(self.engine, self.window.number, self._buffer.oldest_window())
         self._begin_rules()
 
@@ -341,6 +358,8 @@ class PatternOperator(Operator):
         runs = {name: one.metrics.alive for name, one in engine.active.items()}
         alive = sorted([*name, count] for name, count in runs.items() if count)
         counters = {"next": self._next_seq, "waiting": self._buffer.dump(), "alive": alive}
+        if self._writer.form != _form_in(counters):
+            counters["output"] = self._writer.form
         meta = to_json(counters).encode()
         if meta != self._meta:
             changes["meta"] = meta
@@ -378,3 +397,9 @@ class PatternOperator(Operator):
     def held_at(self) -> int | None:
         """Return the earliest time of a match that waits for earlier runs, in event time."""
         return None if self._column is None else self.engine.keys.first_held()
+
+
+def _form_in(meta: Mapping[str, Any]) -> str:
+    """Return the form of matches in a state's counters; before there were two, it was JSON."""
+    form: str = meta.get("output", "json")
+    return form

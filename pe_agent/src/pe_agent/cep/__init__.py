@@ -16,7 +16,7 @@ _MODULES = {
     "DiscoveryError": "pe_agent.cep.discovery.discoverer",
     "HttpDiscoverer": "pe_agent.cep.discovery.polling",
     "MatchFunction": "pe_agent.cep.functions",
-    "Pattern": "streambroker_core.cep.pattern.pattern",
+    "Pattern": "pe_agent.cep.column_conditions",
     "PatternProcessor": "streambroker_core.cep.pattern.rule",
     "PatternProcessorDiscoverer": "pe_agent.cep.discovery.discoverer",
     "PatternProcessorDiscovererFactory": "pe_agent.cep.discovery.discoverer",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 import pyarrow as pa
 from pyspark import SparkFiles
@@ -35,9 +35,9 @@ from pe_agent.cep.pattern_operator import make_operator
 from pe_agent.cep.query_rules import QueryRules
 from pe_agent.cep.rules_log import ImportedRules, RulesFile, RulesLog, to_pattern_rules
 from pe_agent.datasource.options import format_ddl
-from pe_agent.datasource.schemas import spark_to_arrow
+from pe_agent.datasource.schemas import as_spark_schema, spark_to_arrow
 from pe_agent.job.arguments import check_keywords
-from streambroker_core.cep.engine.outputs import with_rule_columns
+from streambroker_core.cep.engine.outputs import typed_results, with_rule_columns
 from streambroker_core.cep.nfa.compiled import shortest_timeout
 from streambroker_core.cep.operator import (
     ERRORS,
@@ -47,11 +47,12 @@ from streambroker_core.cep.operator import (
     RESULTS,
     TIMEOUTS,
     MatchFunction,
+    PatternRules,
     copy_rows,
 )
 from streambroker_core.cep.pattern.conditions import ConditionFunction, iter_calls
 from streambroker_core.cep.pattern.key_selectors import Selector
-from streambroker_core.cep.pattern.pattern import Pattern
+from streambroker_core.cep.pattern.pattern import NEGATED, Pattern
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.push_down import Relevance, compute_relevance
 from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
@@ -69,6 +70,8 @@ RuleSource: TypeAlias = (
     "PatternProcessorDiscoverer | PatternProcessorDiscovererFactory | Sequence[Any]"
 )
 """A discoverer, its factory, or a list of rules or of their documents."""
+MatchForm: TypeAlias = Literal["typed", "json"]
+"""Form of the columns of matches: typed, or JSON texts."""
 _COPY_COLUMNS = "_selector string, _place binary, _first boolean"
 
 
@@ -86,6 +89,9 @@ class MatchSettings(TypedDict, total=False):
       ``rules.relevance`` shows whether they do. Matches are the same; late rows that no rule would
       see are not reported. Fixed for a checkpoint. For changing rules the stream has to be an
       import, whose exporters then drop the rows; for one pattern a stream of rows.
+    - ``output``: ``typed`` or ``json``, the form of matches and time-outs. A checkpoint keeps the
+      form it began with. By default matches are typed; those of changing rules have the form of
+      their control file. A checkpoint of an earlier release began with ``json``.
     - ``timeouts``: add an output with timed-out partial matches (default). Without it rules that
       often time out cost less; functions get the timeouts they ask for either way.
     - ``options``: settings of the operator.
@@ -96,6 +102,7 @@ class MatchSettings(TypedDict, total=False):
     tie_break: str | None
     functions: Functions | None
     push_down: bool
+    output: MatchForm | None
     timeouts: bool
     options: OperatorOptions | None
 
@@ -119,6 +126,7 @@ def plan_match_rules(
     discoverer = _make_discoverer(rules)
     sent = sending.last()
     try:
+        form = _choose_form(settings.get("output"), sent)
         if isinstance(discoverer, QueryDiscoverer):
             discoverer.for_query(sending.name)
         first = _read_first_rules(discoverer, optional=sent is not None)
@@ -141,10 +149,15 @@ def plan_match_rules(
         def send(one: RuleSet) -> None:
             _set_tick_interval(ticks, one)
             needed = relevance and relevance(one)
-            sending.send(to_pattern_rules(one, copied, needed, ticks=ticks is not None))
+            sending.send(
+                to_pattern_rules(one, copied, needed, ticks=ticks is not None, output=form)
+            )
 
         sent_rules = QueryRules(send, before, context, relevance, ticks)
         options = replace(options, buckets=buckets)
+        if form == "typed":
+            fixed_key = prepared.key if has_key and not declared else ()
+            prepared = prepared.with_typed_results(fixed_key)
         operator = prepared.run_operator(name, options, copied, sent_rules)
         _set_tick_interval(ticks, before)
         if sent is None:
@@ -202,8 +215,21 @@ def plan_match(
         prepared = replace(prepared, plan=_filter_rows(prepared.plan, needed), settings=filtered)
     prepared, ticks = prepared.with_ticks(timer)
     _set_tick_interval(ticks, rules)
+    if (settings.get("output") or "typed") == "typed":
+        stages = [one.name for one in rule.pattern.stages() if one.contiguity not in NEGATED]
+        prepared = prepared.with_typed_results(prepared.key, stages)
     fixed = QueryRules(lambda _: None, rules, context, relevance, ticks)
     return prepared.run_operator(name, options, copied, fixed, fixed_rules=rules), fixed
+
+
+def _choose_form(given: MatchForm | None, sent: PatternRules | None) -> str:
+    """Return the form of matches; raise AlignedError if the checkpoint began with another."""
+    if sent is not None and given not in (None, sent.output):
+        raise AlignedError(
+            f"the control file belongs to a checkpoint with matches as {sent.output}, and output is"
+            f" {given!r}: leave output out, or begin a new checkpoint with a new control file."
+        )
+    return sent.output if sent is not None else given or "typed"
 
 
 def _make_discoverer(rules: RuleSource) -> PatternProcessorDiscoverer:
@@ -267,6 +293,8 @@ class _PatternInput:
     ) -> _PatternInput:
         check_keywords(method, given, MatchSettings.__annotations__)
         event_time, tie_break = given.get("event_time"), given.get("tie_break")
+        if given.get("output") not in (None, *get_args(MatchForm)):
+            raise AlignedError(f"output is {given['output']!r}: give 'typed' or 'json'.")
         if event_time is None and source.event_time is not None:
             event_time = source.event_time[0]
         schema = spark_to_arrow(source.schema())
@@ -289,6 +317,7 @@ class _PatternInput:
             "tie_break": tie_break,
             "functions": conditions,
             "match_functions": matched,
+            "results": None,
             "timeouts": given.get("timeouts", True),
         }
         return cls(
@@ -307,6 +336,16 @@ class _PatternInput:
         ticks = TickFile(SparkFiles.getRootDirectory())
         plan = self.plan.union(tick_source_plan(self.plan.spark, ticks))
         return replace(self, plan=plan), ticks
+
+    def with_typed_results(
+        self, key: Selector, stages: Sequence[str] | None = None
+    ) -> _PatternInput:
+        """Return it with typed matches; their key is a struct if all parts of `key` are columns."""
+        named = key if self.has_column_key() else ()
+        results = typed_results(self.columns, key=named, stages=stages)
+        # As Spark passes it on, so that no batch is converted.
+        results = spark_to_arrow(as_spark_schema(results))
+        return replace(self, settings={**self.settings, "results": results})
 
     def has_column_key(self) -> bool:
         return all(part in self.columns.names for part in self.key)
@@ -365,6 +404,7 @@ class _PatternInput:
         accumulator: Accumulator[AccumulatorValue] = plan.spark.sparkContext.accumulator(
             rules.tally, MetricsAccumulator()
         )
+        results = self.settings["results"] or RESULTS
         settings = {**self.settings, "copied": bool(copied_keys)}
         if fixed_rules is not None:
             settings |= {"rules": fixed_rules, "fixed": True}
@@ -373,8 +413,8 @@ class _PatternInput:
             plan,
             name=name,
             schemas={
-                MATCHES: RESULTS,
-                **({TIMEOUTS: RESULTS} if self.settings["timeouts"] else {}),
+                MATCHES: results,
+                **({TIMEOUTS: results} if self.settings["timeouts"] else {}),
                 LATE: rows,
                 ERRORS: FAILURES,
                 **{

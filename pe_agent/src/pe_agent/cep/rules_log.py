@@ -93,6 +93,7 @@ def to_pattern_rules(
     relevance: Relevance | None = None,
     *,
     ticks: bool = False,
+    output: str = "json",
 ) -> PatternRules:
     """Return a set of rules in the form that is sent; without push-down ``relevance`` is None."""
     needed = relevance or Relevance()
@@ -102,4 +103,5 @@ def to_pattern_rules(
         relevant=needed.filter,
         whole=needed.why,
         ticks=ticks,
+        output=output,
     )

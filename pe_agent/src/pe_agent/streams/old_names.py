@@ -27,14 +27,16 @@ def control_aware(
 
 
 def pattern(stream: Stream | DataFrame, pattern: Any, **settings: Any) -> PatternStream:
-    """Deprecated: use ``Stream.match``."""
+    """Deprecated: use ``Stream.match``. Matches are JSON."""
+    settings = {"output": "json", **settings}
     return _timed_stream(stream, settings).match(pattern, **_split_buckets(settings))
 
 
 def pattern_processors(stream: Stream | DataFrame, rules: Any, **settings: Any) -> PatternStream:
-    """Deprecated: use ``Stream.match_rules``."""
+    """Deprecated: use ``Stream.match_rules``. Matches are JSON."""
     new_names = {"control": "control_file", "tell": "on_outcomes"}
     renamed = {new_names.get(name, name): value for name, value in settings.items()}
+    renamed = {"output": "json", **renamed}
     return _timed_stream(stream, renamed).match_rules(rules, **_split_buckets(renamed))
 
 
@@ -63,7 +65,8 @@ def sql(
     buckets: int | None = None,
     **settings: Any,
 ) -> Stream:
-    """Deprecated: use ``streambroker.patterns.sql``."""
+    """Deprecated: use ``streambroker.patterns.sql``. Matches of a dynamic statement are JSON."""
+    settings = {"output": "json", **settings}
     options = OperatorOptions(buckets=buckets)
     if "tell" in settings:
         settings["on_outcomes"] = settings.pop("tell")

@@ -11,6 +11,7 @@ from streambroker._lazy import lazy_names
 
 _MODULES = {
     "pe_agent.aligned.options": ["OperatorOptions"],
+    "pe_agent.cep.column_conditions": ["Pattern"],
     "pe_agent.job.applied": ["NotAppliedError"],
     "pe_agent.job.arguments": ["ArgumentError", "Congestion", "Missing", "OnCongestion", "StartAt"],
     "pe_agent.job.ports": [
@@ -50,7 +51,7 @@ _MODULES = {
         "WrongKindError",
     ],
     "pe_agent.transport.flight_errors": ["AgentUnreachableError"],
-    "streambroker_core.cep.pattern.pattern": ["Pattern"],
+    "streambroker_core.cep.sql.spark_conditions": ["sql"],
     "streambroker_core.control.operators.operator": ["Input", "Operator"],
     "streambroker_core.control.operators.typed_operator": ["TypedOperator", "handles"],
     "streambroker_core.control.tuples": ["ControlTuple", "Delivery", "Limits", "Target"],

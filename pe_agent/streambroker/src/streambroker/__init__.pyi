@@ -1,6 +1,7 @@
 """Types of the names that the module imports on first use."""
 
 from pe_agent.aligned.options import OperatorOptions as OperatorOptions
+from pe_agent.cep.column_conditions import Pattern as Pattern
 from pe_agent.job.applied import NotAppliedError as NotAppliedError
 from pe_agent.job.arguments import ArgumentError as ArgumentError
 from pe_agent.job.arguments import Congestion as Congestion
@@ -47,7 +48,7 @@ from streambroker import operators as operators
 from streambroker import patterns as patterns
 from streambroker import side as side
 from streambroker import testing as testing
-from streambroker_core.cep.pattern.pattern import Pattern as Pattern
+from streambroker_core.cep.sql.spark_conditions import sql as sql
 from streambroker_core.control.operators.operator import Input as Input
 from streambroker_core.control.operators.operator import Operator as Operator
 from streambroker_core.control.operators.typed_operator import TypedOperator as TypedOperator

@@ -5,6 +5,7 @@ from __future__ import annotations
 from streambroker._lazy import lazy_names
 
 _MODULES = {
+    "pe_agent.cep.column_conditions": ["Pattern"],
     "pe_agent.cep.discovery.broker": ["BrokerDiscoverer"],
     "pe_agent.cep.discovery.discoverer": [
         "Discovery",
@@ -31,7 +32,7 @@ _MODULES = {
     "pe_agent.cep.run_state": ["explain"],
     "pe_agent.streams.sql_patterns": ["sql"],
     "pe_agent.streams.stream": ["PatternStream", "Stream"],
-    "streambroker_core.cep.pattern.pattern": ["Pattern", "Skip"],
+    "streambroker_core.cep.pattern.pattern": ["Skip"],
     "streambroker_core.cep.pattern.rule": ["PatternProcessor"],
 }
 __getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

@@ -1,5 +1,6 @@
 """Types of the names that the module imports on first use."""
 
+from pe_agent.cep.column_conditions import Pattern as Pattern
 from pe_agent.cep.discovery.broker import BrokerDiscoverer as BrokerDiscoverer
 from pe_agent.cep.discovery.discoverer import Discovery as Discovery
 from pe_agent.cep.discovery.discoverer import DiscoveryError as DiscoveryError
@@ -30,6 +31,5 @@ from pe_agent.cep.run_state import explain as explain
 from pe_agent.streams.sql_patterns import sql as sql
 from pe_agent.streams.stream import PatternStream as PatternStream
 from pe_agent.streams.stream import Stream as Stream
-from streambroker_core.cep.pattern.pattern import Pattern as Pattern
 from streambroker_core.cep.pattern.pattern import Skip as Skip
 from streambroker_core.cep.pattern.rule import PatternProcessor as PatternProcessor

@@ -1,11 +1,12 @@
-"""Output rows of matches and time-outs: a fixed schema, or rows that a function creates."""
+"""Output rows of matches and time-outs: typed columns, JSON, or rows that a function creates."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pyarrow as pa
 from streambroker_core.cep.engine.active_rule import BY_TIME, RuleResult
 from streambroker_core.cep.nfa.matcher import PatternMatch, Timeout, events_by_stage
 from streambroker_core.cep.pattern.errors import PatternArgumentError, RunError
+from streambroker_core.cep.pattern.key_selectors import Selector
 from streambroker_core.cep.pattern.match_buffer import (
     Event,
     Row,
@@ -36,7 +38,7 @@ RESULTS = pa.schema(
         ("events", pa.string()),
     ]
 )
-"""Columns of matches and time-outs. ``key`` and ``events`` (rows by stage) are JSON.
+"""Columns of matches and time-outs in JSON. ``key`` and ``events`` (rows by stage) are texts.
 ``noticed`` is the time at which the result became known; for a time-out it equals ``time``.
 """
 FAILURES = pa.schema(
@@ -49,6 +51,7 @@ FAILURES = pa.schema(
 )
 """Columns of errors."""
 _LEAD_COLUMNS = RESULTS.names[:2]
+_TEXTS = pa.map_(pa.string(), pa.string())
 
 _json = json.JSONEncoder(default=str, separators=(",", ":")).encode
 _quoted = lru_cache(maxsize=4_096)(_json)
@@ -115,16 +118,48 @@ class MatchOutput:
     failures: list[tuple[PatternProcessor, RunError]]
 
 
+def typed_results(
+    columns: pa.Schema, *, key: Sequence[str] = (), stages: Sequence[str] | None = None
+) -> pa.Schema:
+    """Return the typed columns of matches and time-outs, for a stream with these `columns`.
+
+    Args:
+        columns: those of the stream; each event is a struct of them.
+        key: columns that are the key of all rules: ``key`` is a struct of them. Without any,
+            ``key`` maps the parts of a rule's key to their texts.
+        stages: those of the only pattern: ``events`` is a struct of them. None for a map by stage.
+    """
+    rows = pa.list_(pa.struct(list(columns)))
+    keys = pa.struct([columns.field(name) for name in key]) if key else _TEXTS
+    events = pa.map_(pa.string(), rows)
+    if stages is not None:
+        events = pa.struct([(stage, rows) for stage in stages])
+    at = pa.timestamp("us", "UTC")
+    types = [*RESULTS.types[:2], keys, at, at, events]
+    return pa.schema(list(zip(RESULTS.names, types, strict=True)))
+
+
 class OutputWriter:
     """Converts results to output rows.
 
     Without `timeouts` there is no output for time-outs that no function handles.
 
+    Args:
+        schema: columns of matches and time-outs, from `typed_results`; None for `RESULTS`.
+        key: key of rules that have none.
+
     Raises:
         PatternArgumentError: a function has a blank name, or that of a built-in output.
     """
 
-    def __init__(self, functions: Mapping[str, MatchFunction], *, timeouts: bool = True) -> None:
+    def __init__(
+        self,
+        functions: Mapping[str, MatchFunction],
+        *,
+        timeouts: bool = True,
+        schema: pa.Schema | None = None,
+        key: Selector = (),
+    ) -> None:
         for name in functions:
             if name in OUTPUTS or not name.strip():
                 raise PatternArgumentError(
@@ -132,6 +167,8 @@ class OutputWriter:
                     remedy=f"its rows need an output of their own, other than {', '.join(OUTPUTS)}",
                 )
         self._functions, self._timeouts = dict(functions), timeouts
+        self.form = "json" if schema is None else "typed"
+        self._results, self._key = schema or RESULTS, key
         own = (output for output in OUTPUTS if timeouts or output != TIMEOUTS)
         self.outputs = (*own, *sorted(functions))
 
@@ -167,12 +204,30 @@ class OutputWriter:
             except Exception as error:
                 failed[result[:2]] = rule, _make_error(name, error)
         batches = [
-            (output, _to_batch(standard[output])) for output in OUTPUTS if output in standard
+            (output, self._to_batch(standard[output], find_rule))
+            for output in OUTPUTS
+            if output in standard
         ]
         for name, rows in sorted(function_rows.items()):
             if rows:
                 batches.append((name, pa.RecordBatch.from_pylist(rows, self._schema(name))))
         return MatchOutput(batches=batches, failures=list(failed.values()))
+
+    def _to_batch(
+        self, results: list[RuleResult], find_rule: Callable[[str, int], PatternProcessor]
+    ) -> pa.RecordBatch:
+        times = [_times(result.outcome) for result in results]  # type: ignore[arg-type]
+        if self.form == "typed":
+            selectors = (find_rule(*result[:2]).key or self._key for result in results)
+            keys = _typed_keys(results, selectors, self._results.field("key").type)
+            events = _typed_events(results, self._results.field("events").type)
+        else:
+            keys, events = pa.array(_all_keys_json(results)), pa.array(_all_events_json(results))
+        head = [[result[at] for result in results] for at in range(2)]
+        numbers = [pa.array([pair[at] for pair in times], pa.int64()) for at in range(2)]
+        plain = [pa.array(each, kind) for each, kind in zip(head, RESULTS.types[:2], strict=True)]
+        clock = [each.cast(self._results.field("time").type) for each in numbers]
+        return pa.RecordBatch.from_arrays([*plain, keys, *clock, events], schema=self._results)
 
     def _schema(self, name: str) -> pa.Schema:
         return with_rule_columns(self._functions[name].schema)
@@ -252,8 +307,7 @@ def _make_error(name: str, error: Exception) -> RunError:
     return RunError(f"function `{name}`", f"it raised {type(error).__name__}: {error}")
 
 
-def _to_batch(results: list[RuleResult]) -> pa.RecordBatch:
-    times = [_times(result.outcome) for result in results]  # type: ignore[arg-type]
+def _all_keys_json(results: list[RuleResult]) -> list[str]:
     keys: dict[tuple[str, tuple[Any, ...]], str] = {}
     texts = []
     for result in results:
@@ -263,16 +317,77 @@ def _to_batch(results: list[RuleResult]) -> pa.RecordBatch:
         if text is None:
             text = keys[cache_key] = _json(list(result.key))
         texts.append(text)
-    columns = [
-        [result.rule for result in results],
-        [result.version for result in results],
-        texts,
-        [time for time, _ in times],
-        [noticed for _, noticed in times],
-        _all_events_json(results),
-    ]
-    arrays = [pa.array(each, one.type) for each, one in zip(columns, RESULTS, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=RESULTS)
+    return texts
+
+
+def _typed_keys(
+    results: list[RuleResult], selectors: Iterable[Selector], kind: pa.DataType
+) -> pa.Array:
+    if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        return pa.array([dict(zip(names, each.key, strict=True)) for each in results], kind)
+    texts = (map(_to_text, each.key) for each in results)
+    pairs = zip(selectors, texts, strict=True)
+    return pa.array([list(zip(*each, strict=True)) for each in pairs], kind)
+
+
+def _to_text(value: Any) -> str | None:
+    """Return a part of a key as text: bytes in hexadecimal digits, other values as in JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    return value.hex() if isinstance(value, bytes) else _json(value).strip('"')
+
+
+def _typed_events(results: list[RuleResult], kind: pa.DataType) -> pa.Array:
+    """Return the events of each result by stage; each event is converted once."""
+    chains = [(each.outcome.node, each.outcome.names) for each in results]  # type: ignore[union-attr]
+    stages = [events_by_stage(*chain) for chain in chains]
+    events = {id(event): event for each in stages for taken in each.values() for event in taken}
+    places = {each: place for place, each in enumerate(events)}
+    is_map = pa.types.is_map(kind)
+    rows_kind = kind.item_type if is_map else kind.field(0).type
+    rows = _to_structs([event.row for event in events.values()], rows_kind.value_type)
+
+    def lists(parts: list[list[Event] | None]) -> pa.Array:
+        ends = accumulate((len(part or ()) for part in parts), initial=0)
+        at = pa.array([places[id(one)] for part in parts for one in part or ()], pa.int64())
+        missing = pa.array([part is None for part in parts])
+        return pa.ListArray.from_arrays(
+            pa.array(ends, pa.int32()), rows.take(at), type=rows_kind, mask=missing
+        )
+
+    if not is_map:
+        arrays = [lists([each.get(field.name) for each in stages]) for field in kind]
+        return pa.StructArray.from_arrays(arrays, fields=list(kind))
+    offsets = pa.array(accumulate(map(len, stages), initial=0), pa.int32())
+    names = pa.array([stage for each in stages for stage in each], kind.key_type)
+    taken = lists([part for each in stages for part in each.values()])
+    return pa.MapArray.from_arrays(offsets, names, taken, type=kind)
+
+
+def _to_structs(rows: Sequence[Row], kind: pa.StructType) -> pa.Array:
+    """Return rows as structs; rows from the state have the pairs of maps as lists, not tuples."""
+    fields = [field for field in kind if _has_map(field.type)]
+    if fields:
+        rows = [{**row, **{f.name: _pair(row.get(f.name), f.type) for f in fields}} for row in rows]
+    return pa.array(rows, kind)
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    return pa.types.is_map(kind) or any(
+        _has_map(kind.field(at).type) for at in range(kind.num_fields)
+    )
+
+
+def _pair(value: Any, kind: pa.DataType) -> Any:
+    """Return a value with tuples as the pairs of maps."""
+    if value is None or not _has_map(kind):
+        return value
+    if pa.types.is_map(kind):
+        return [(_pair(key, kind.key_type), _pair(item, kind.item_type)) for key, item in value]
+    if pa.types.is_struct(kind):
+        return {field.name: _pair(value.get(field.name), field.type) for field in kind}
+    return [_pair(item, kind.value_type) for item in value]
 
 
 def _all_events_json(results: list[RuleResult]) -> list[str]:

@@ -34,6 +34,19 @@ def check_condition(condition: Condition | None, schema: Schema) -> None:
             Column(name, _term_type(condition, term, types)) for name, term in condition.terms
         )
         check_filter(condition.expression, (*schema, *terms))
+        types |= {term.name: term.type for term in terms}
+        for names in condition.alike:
+            _check_alike(condition, names, [types[name] for name in names])
+
+
+def _check_alike(condition: TextCondition, names: tuple[str, str], types: list[str]) -> None:
+    if len({column_type(each).kind for each in types}) > 1:
+        raise ConditionError(
+            position=locate(condition.expression.source, 0),
+            found=f"`{names[0]}` of type {types[0]} and `{names[1]}` of type {types[1]}",
+            expected="columns of one kind",
+            hint="Spark rounds the integer; a text in the language of conditions compares exactly",
+        )
 
 
 def _term_type(condition: TextCondition, term: Term, types: dict[str, str]) -> str:

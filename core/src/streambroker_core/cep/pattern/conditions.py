@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from functools import singledispatch
+from typing import Any, Protocol, TypeAlias
 
 from streambroker_core.cep.pattern.errors import ConditionError, PatternArgumentError
 from streambroker_core.cep.pattern.match_buffer import Row, Term
@@ -51,10 +52,14 @@ _FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class TextCondition:
-    """Expression over the event's fields and terms; a term's text is its name in the expression."""
+    """Expression over the event's fields and terms; a term's text is its name in the expression.
+
+    ``alike`` has pairs of names whose types have to be of one kind.
+    """
 
     expression: Expression
     terms: tuple[tuple[str, Term], ...] = ()
+    alike: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return str(self.expression)
@@ -98,14 +103,22 @@ class Some:
 
 
 Condition: TypeAlias = "TextCondition | FunctionCondition | All | Some"
+ConditionInput: TypeAlias = "str | Condition | ConditionFunction | SparkColumn"
+"""What `to_condition` converts."""
 
 
-def to_condition(
-    source: str | Condition | ConditionFunction, stage: str | None = None
-) -> Condition:
+class SparkColumn(Protocol):
+    """A ``Column`` of PySpark; the room that knows Spark registers its conversion."""
+
+    def isNull(self) -> Any:  # noqa: N802 - as Spark spells it
+        """Return a column that is true where this one is null."""
+
+
+@singledispatch
+def to_condition(source: Any, stage: str | None = None) -> Condition:
     """Convert a text or function to a condition; return a condition unchanged.
 
-    `stage` is its stage, for error messages.
+    `stage` is its stage, for error messages. Other rooms register further types.
 
     Raises:
         ConditionError: the text is not a condition; the error has the position and a hint.
@@ -122,7 +135,7 @@ def to_condition(
     if callable(source):
         return FunctionCondition(getattr(source, "__name__", type(source).__name__), source)
     raise PatternArgumentError(
-        f"{source!r} is no condition", stage=stage, remedy="give a text or a function"
+        f"{source!r} is no condition", stage=stage, remedy="give a text, a Column or a function"
     )
 
 
@@ -162,7 +175,8 @@ def _join_texts(
         assert node is not None  # noqa: S101 - blank conditions are refused
         items += node.items if isinstance(node, kind) else (node,)
     expression = Expression(kind="filter", tree=kind(tuple(items)))
-    return TextCondition(expression, tuple(dict(left.terms + right.terms).items()))
+    terms = tuple(dict(left.terms + right.terms).items())
+    return TextCondition(expression, terms, left.alike + right.alike)
 
 
 def parse_text(text: str) -> TextCondition:

@@ -10,13 +10,14 @@ pattern invalid; `compile_pattern` detects the remaining errors.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
 from streambroker_core.cep.pattern.conditions import (
     Condition,
-    ConditionFunction,
+    ConditionInput,
     combine_and,
     combine_or,
     to_condition,
@@ -216,17 +217,22 @@ class Pattern:
         """Require that no event matches until the next stage or, at the end, until time is over."""
         return self._add(stage, "not_followed_by")
 
-    def where(self, given: str | Condition | ConditionFunction) -> Pattern:
+    def where(self, given: ConditionInput) -> Pattern:
         """Restrict the last stage to events that also fulfil a condition.
+
+        Args:
+            given: a text in the language of conditions, a Spark ``Column``, SQL as
+                ``streambroker.sql`` marks it, or a function of the row and the run.
 
         Raises:
             ConditionError: the text is not a condition.
+            PatternError: a condition of Spark has no equal here.
         """
         stage = self._last_stage("where")
         joined = combine_and(stage.condition, to_condition(given, stage.name))
         return self._replace_last(replace(stage, condition=joined))
 
-    def or_(self, given: str | Condition | ConditionFunction) -> Pattern:
+    def or_(self, given: ConditionInput) -> Pattern:
         """Let the last stage also take events that fulfil this condition.
 
         A stage without a condition takes only these events.
@@ -246,7 +252,7 @@ class Pattern:
         joined = combine_and(stage.condition, TextCondition(Expression(kind="filter", tree=typed)))
         return self._replace_last(replace(stage, condition=joined))
 
-    def until(self, given: str | Condition | ConditionFunction) -> Pattern:
+    def until(self, given: ConditionInput) -> Pattern:
         """End the loop of the last stage at an event that fulfils a condition."""
         last = self.elements[-1]
         if last.until is not None:
@@ -356,6 +362,13 @@ class Pattern:
     def stages(self) -> Iterator[PatternStage]:
         """Yield all stages in the order of the pattern, including those of groups."""
         return _iter_stages(self.elements)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse an unknown method; of a Java spelling the message has the one in use."""
+        spelled = re.sub("(?<=[a-z])[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
+        spelled = {"or": "or_"}.get(spelled, spelled)
+        hint = f"; write {spelled}" if spelled != name and hasattr(Pattern, spelled) else ""
+        raise AttributeError(f"a pattern has no {name}{hint}.", name=name, obj=self)
 
     # ---- builders: return the new pattern or raise ----
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from lark import Token
+from lark import Token, Tree
 
 from streambroker_core.cep.pattern.conditions import MAX_OFFSET
 from streambroker_core.cep.pattern.errors import RowPatternError
@@ -81,6 +81,8 @@ def render(node: Any, scope: Scope) -> str:
 def _render_predicate(node: Any, scope: Scope) -> str:
     tested, *rest = node.children
     match node.data:
+        case "not_within" | "not_range" | "not_like":
+            return f"!({_render_predicate(Tree(node.data[4:], node.children), scope)})"
         case "is_null" | "is_value":
             test = f"has({_render_operand(tested, scope)})"
             return test if node.data == "is_value" else f"!{test}"

@@ -47,6 +47,9 @@ definition: NAME "AS"i expression
     | sum "IN"i "(" sum ("," sum)* ")" -> within
     | sum "BETWEEN"i sum "AND"i sum -> range
     | sum "LIKE"i TEXT -> like
+    | sum "NOT"i "IN"i "(" sum ("," sum)* ")" -> not_within
+    | sum "NOT"i "BETWEEN"i sum "AND"i sum -> not_range
+    | sum "NOT"i "LIKE"i TEXT -> not_like
 ?sum: product | sum "+" product -> add | sum "-" product -> subtract
 ?product: unary | product "*" unary -> multiply | product "/" unary -> divide
     | product "%" unary -> modulo
