@@ -97,7 +97,7 @@ EXPORTING: dict[str, Step] = {
     "admitted, not answered": _after(f"{PUBLISHER}.admit", 3, FEED_AGENT),
     "admission answered, before the rows": _before(f"{SINK}._send_rows", 3, FEED_WORKER),
     "before the stream's log is made": _before(f"{EPOCHS}._open_stream", 1, FEED_AGENT),
-    "log made, before the stream is in the store": _after(f"{STREAMS}.open", 1, FEED_AGENT),
+    "log made, before the stream is in the store": _after(f"{STREAMS}.__init__", 1, FEED_AGENT),
     "stream in the store, before its first rows": _after(f"{EPOCHS}._open_stream", 1, FEED_AGENT),
     "before the first rows of a stage": _before(f"{STREAMS}.append", 5, FEED_AGENT),
     "between two blocks of a stage": _after(f"{STREAMS}.append", 5, FEED_AGENT),
