@@ -86,7 +86,7 @@ class PlanRequests:
             tuples, payload = max(0, control_budget.tuples), max(0, control_budget.payload)
             request = replace(request, tuples=tuples, payload=payload)
         try:
-            response = _call(location, request)
+            response = self._call(location, request)
         except AgentUnreachableError as error:
             self._peers.note_away(location, str(error))
             reader.silent.add(export)
@@ -117,7 +117,7 @@ class PlanRequests:
             if known or self._peers.is_away(location):
                 continue
             try:
-                response = _call(location, self._acknowledgement(batch, export))
+                response = self._call(location, self._acknowledgement(batch, export))
             except AgentUnreachableError as error:
                 self._peers.note_away(location, str(error))
             except AgentRefusedError as error:
@@ -164,9 +164,8 @@ class PlanRequests:
             payload=MAX_BYTES if reads_control else None,
         )
 
-
-def _call(location: str, request: PeerPlan) -> Planned:
-    return send(AgentClient(location), request, timeout=PLAN_SECONDS)
+    def _call(self, location: str, request: PeerPlan) -> Planned:
+        return send(AgentClient(location), request, timeout=PLAN_SECONDS)
 
 
 def _note_refusal(reader: ImportReader, export: str, reason: str) -> None:
