@@ -218,8 +218,7 @@ class Stream:
             timer: in processing time windows end by themselves, which takes one more source. Fixed
                 for a checkpoint; False for one of an earlier release, which lacks that source.
             settings: ``key``, ``event_time``, ``tie_break``, ``functions``, ``push_down``,
-                ``output``, ``timeouts`` and ``options``, as `MatchSettings` describes them. A
-                checkpoint with JSON needs ``output="json"``, else its first window fails.
+                ``output``, ``timeouts`` and ``options``, as `MatchSettings` describes them.
 
         Raises:
             AlignedError: an argument does not fit; nothing was started.
