@@ -68,3 +68,12 @@ def test_an_operator_takes_an_arrow_schema() -> None:
 def test_what_is_no_schema_is_refused_by_name(use: Any) -> None:
     with pytest.raises(SchemaError, match="schema is dict; give DDL such as 'id string, price"):
         use({"sku": "string"})
+
+
+def test_a_field_whose_name_is_no_word_keeps_it_in_ddl() -> None:
+    inner = StructType([StructField("not c", ArrayType(StringType())), StructField("b`x", SPARK)])
+    nested = StructType([StructField("odd name", inner), StructField("all", ArrayType(inner))])
+    assert as_spark_schema(as_ddl(nested)) == nested
+    assert as_ddl(StructType([StructField("in", SPARK)])) == (
+        "`in` struct<sku:string,price:double,at:timestamp,tags:array<string>>"
+    )

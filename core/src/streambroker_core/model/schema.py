@@ -116,6 +116,11 @@ def find_missing_column(exported: Schema, desired: Schema) -> str | None:
     return None
 
 
+def nested_name(name: str) -> str:
+    """Return the name of a field in a struct type, in backquotes if it is no word."""
+    return name if _BARE_NAME.match(name) else _quoted(name)
+
+
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
@@ -234,8 +239,7 @@ class _DdlReader:
                 self._expect(",")
             name = self._name()
             self._skip(":")
-            shown = name if _BARE_NAME.match(name) else _quoted(name)
-            fields.append(f"{shown}:{self._type()}")
+            fields.append(f"{nested_name(name)}:{self._type()}")
             self._skip_ignored()
         return fields
 

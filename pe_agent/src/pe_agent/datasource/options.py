@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pe_agent.datasource.packer import Packing
 from pe_agent.transport import agent_tls
@@ -15,7 +15,7 @@ from pe_agent.transport.agent_tls import AgentTrust
 from streambroker_core.control.runtime.buckets import MAX_BUCKETS
 from streambroker_core.control.runtime.packing import RANK_BITS
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.model.schema import Column, to_ddl
+from streambroker_core.model.schema import Column, nested_name, to_ddl
 from streambroker_core.wire.agent_rpc.job import GetView
 from streambroker_core.wire.agent_rpc.reader import GetSchema
 
@@ -194,7 +194,22 @@ def _refusal(agent: AgentClient, port: str) -> str:
 
 def format_ddl(schema: StructType) -> str:
     """Return a Spark schema as the DDL that manifests store."""
-    return to_ddl(tuple(Column(f.name, f.dataType.simpleString()) for f in schema.fields))
+    return to_ddl(tuple(Column(f.name, _format_type(f.dataType)) for f in schema.fields))
+
+
+def _format_type(kind: Any) -> str:
+    """Return a type's ``simpleString``, with backquotes where fields of structs need them."""
+    match kind.typeName():
+        case "struct":
+            fields = (f"{nested_name(f.name)}:{_format_type(f.dataType)}" for f in kind.fields)
+            return f"struct<{','.join(fields)}>"
+        case "array":
+            return f"array<{_format_type(kind.elementType)}>"
+        case "map":
+            return f"map<{_format_type(kind.keyType)},{_format_type(kind.valueType)}>"
+        case _:
+            text: str = kind.simpleString()
+            return text
 
 
 def _read_packing(options: Mapping[str, str]) -> Packing | None:
