@@ -6,7 +6,8 @@ import importlib
 import importlib.machinery
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
@@ -91,7 +92,9 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "element": (lambda f: f.col("l")[0] == 1, "an element of an array or map"),
     "function": (lambda f: f.upper("s") == "A", "`upper` has no equal here"),
     "pattern": (lambda f: f.col("s").rlike("a.*"), "`rlike` has no equal here"),
-    "time": (lambda f: f.col("s") > f.current_timestamp(), "compared with a value"),
+    "time": (lambda f: f.col("s") > f.current_timestamp(), "`current_timestamp` has no equal here"),
+    "day": (lambda f: f.col("s") > f.lit(date(2026, 1, 1)), "has no equal here"),
+    "arithmetic and a column": (lambda f: f.col("v") * 2.0 > f.col("w"), "compared with a value"),
     "not finite": (lambda f: f.col("v") == NAN, "Spark rounds integers"),
 }
 
@@ -126,13 +129,18 @@ STUBBED = ("grpc", "grpc.aio", "grpc_status", "grpc_status.rpc_status", "google.
 
 
 @pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """Functions of Spark Connect; columns need no server, and so no gRPC."""
     for name in STUBBED:
         spec = importlib.machinery.ModuleSpec(name, None)
         stub = MagicMock(name=name, __version__="99.0.0", __spec__=spec, __path__=[])
         monkeypatch.setitem(sys.modules, name, stub)
-    return importlib.import_module("pyspark.sql.connect.functions")
+    monkeypatch.setattr("pyspark.testing.utils.should_test_connect", True)
+    known = set(sys.modules)
+    yield importlib.import_module("pyspark.sql.connect.functions")
+    for name in set(sys.modules) - known:
+        if name.startswith("pyspark."):  # they hold the stubs
+            del sys.modules[name]
 
 
 def test_a_column_of_connect_is_the_condition_of_a_classic_one(

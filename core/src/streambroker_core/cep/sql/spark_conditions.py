@@ -37,6 +37,7 @@ _COMPARISONS = ("==", "<", "<=", ">", ">=")
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "=="}
 _TEXT_TESTS = {"startswith": "startsWith", "endswith": "endsWith", "contains": "contains"}
 _BITS = ("&", "|", "^")
+_ARITHMETIC = ("%", "~", "+", "-", "*", "/", "negative", *_BITS)
 _JOINED = {"and": " && ", "or": " || "}
 _REASONS = {
     **dict.fromkeys(("+", "-", "*", "negative", "abs"), (
@@ -218,6 +219,9 @@ class _Translation:
             op, left, right = _MIRRORED[op], right, left
         if isinstance(left, Name) and isinstance(right, Name):
             return self._column_comparison(op, self._name(left), self._name(right))
+        for side in (left, right):
+            if isinstance(side, Call) and _function_name(side) not in _ARITHMETIC:
+                raise self._refuse_call(_function_name(side))
         if isinstance(left, Literal) or not isinstance(right, Literal):
             raise self._refuse("only a column or arithmetic is compared with a value")
         value, literal = self._operand(left), self._literal(right)
@@ -294,7 +298,7 @@ class _Translation:
         return node.path
 
     def _refuse_call(self, function: str) -> PatternUnsupportedError:
-        return self._refuse(_REASONS.get(function, f"`{function}` has no equal here in this place"))
+        return self._refuse(_REASONS.get(function, f"`{function}` has no equal here"))
 
     def _refuse(self, reason: str) -> PatternUnsupportedError:
         return PatternUnsupportedError(
