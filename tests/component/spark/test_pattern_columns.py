@@ -135,6 +135,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         spec = importlib.machinery.ModuleSpec(name, None)
         stub = MagicMock(name=name, __version__="99.0.0", __spec__=spec, __path__=[])
         monkeypatch.setitem(sys.modules, name, stub)
+    monkeypatch.setattr("pyspark.testing.utils.should_test_connect", True)
     known = set(sys.modules)
     yield importlib.import_module("pyspark.sql.connect.functions")
     for name in set(sys.modules) - known:
