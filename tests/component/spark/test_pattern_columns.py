@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.machinery
 import itertools
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as classic
+from pyspark.sql.connect import functions as connect
 
 import streambroker as sb
 from streambroker_core.cep.pattern.conditions import TextCondition
@@ -125,27 +121,7 @@ def test_a_column_holds_for_the_rows_for_which_it_holds_in_spark(spark: SparkSes
         assert reason in str(refused.value), name
 
 
-STUBBED = ("grpc", "grpc.aio", "grpc_status", "grpc_status.rpc_status", "google.rpc", "zstandard")
-
-
-@pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Functions of Spark Connect; columns need no server, and so no gRPC."""
-    for name in STUBBED:
-        spec = importlib.machinery.ModuleSpec(name, None)
-        stub = MagicMock(name=name, __version__="99.0.0", __spec__=spec, __path__=[])
-        monkeypatch.setitem(sys.modules, name, stub)
-    monkeypatch.setattr("pyspark.testing.utils.should_test_connect", True)
-    known = set(sys.modules)
-    yield importlib.import_module("pyspark.sql.connect.functions")
-    for name in set(sys.modules) - known:
-        if name.startswith("pyspark."):  # they hold the stubs
-            del sys.modules[name]
-
-
-def test_a_column_of_connect_is_the_condition_of_a_classic_one(
-    spark: SparkSession, connect: ModuleType
-) -> None:
+def test_a_column_of_connect_is_the_condition_of_a_classic_one(spark: SparkSession) -> None:
     for name, make in COLUMNS.items():
         assert condition(make(connect)) == condition(make(classic)), name
     for name, (make, reason) in REFUSED.items():
