@@ -190,7 +190,7 @@ class KubeProxy:
                 _abort(source)
         if asked.what in ("list", "marks") and source.status == 200:
             self._behind.discard(_asker(request))
-            # Pages behind it are asked for with its own mark, and so are as old as it is.
+            # Later pages are requested with its own mark, so they are as old as it is.
             if "continue" not in request.query:
                 self._first.setdefault(_place(request), bytes(whole))
         return answer

@@ -300,14 +300,14 @@ def test_measures_are_taken_from_a_match() -> None:
 
 
 def test_a_statement_is_numbered_only_if_it_asks_for_the_number() -> None:
-    asked = read(
+    statement = read(
         measures="MEASURES CLASSIFIER() AS c, FINAL LAST(A.x, 1) AS x, MATCH_NUMBER() AS n"
     )
 
-    assert asked.measures == (
+    assert statement.measures == (
         Measure(name="c", function="classifier", stage=None, field=None),
         Measure(name="x", function="last", stage="A", field="x", offset=1),
         Measure(name="n", function="match_number", stage=None, field=None),
     )
-    assert asked.is_numbered
+    assert statement.is_numbered
     assert not read(measures="MEASURES CLASSIFIER() AS c").is_numbered
