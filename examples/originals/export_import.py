@@ -77,7 +77,9 @@ def run(spark: SparkSession, folder: Path, broker: str = BROKER) -> tuple[list[i
         imported = importer.subscribe("in", "minimum < 0", schema="number bigint")
         checkpoint = str(folder / "checkpoint-in")
         writer = imported.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
-        stack.callback(writer.start().stop)
+        importing = writer.start()
+        stack.callback(importing.stop)
+        importing.processAllAvailable()  # a query gets what is sent after it has begun to read
         exporting = exporter.publish(
             numbers.frame, "out", properties={"minimum": 0}, checkpoint=folder / "checkpoint-out"
         )

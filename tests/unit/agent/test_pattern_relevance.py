@@ -5,7 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from pe_agent.cep.pattern_plan import _PatternInput
 from streambroker_core.cep import Pattern
@@ -33,6 +40,10 @@ def relevance(*more: StructField) -> Any:
 
 def test_a_column_that_filters_do_not_know_lets_all_rows_come() -> None:
     assert relevance().filter is not None
-    odd = relevance(StructField("x", StructType([StructField("a-b", IntegerType())])))
+    assert relevance(StructField("x", StructType([StructField("a-b", StringType())]))).filter
+    nested: DataType = StringType()
+    for _ in range(200):
+        nested = ArrayType(nested)
+    odd = relevance(StructField("x", nested))
     assert odd.filter is None
     assert "filters do not support a type of the columns: Invalid schema at line 1" in odd.why

@@ -149,7 +149,7 @@ def _from_tree(tree: Any) -> SparkNode:  # noqa: C901 - one branch for each kind
         case "not_within" | "not_range" | "not_like":
             return Call("not", (_from_tree(type(tree)(tree.data[4:], children)),))
         case "call":
-            return Call(str(children[0]), ())
+            return Call(str(children[1]), ())  # after FINAL or RUNNING
         case data:
             return Call(_FUNCTIONS[data], tuple(map(_from_tree, children)))
 
