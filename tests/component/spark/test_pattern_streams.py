@@ -275,7 +275,7 @@ def test_rows_that_one_rule_need_not_see_are_left_out_and_time_passes_by_all(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     beside = ControlFile(tmp_path / "control")
-    beside.append(SetFactor(2))
+    beside.append(SetFactor(2), delivery="BEGIN")
 
     def output(push_down: bool) -> dict[str, list[str]]:
         def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
