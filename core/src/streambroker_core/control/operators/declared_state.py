@@ -161,12 +161,12 @@ class DeclaredFields:
             return codec.encode(value)
         scalar = unwrap_scalar(value)
         if scalar is value:
-            raise NotImplementedError(f"a {type(value).__qualname__} has no plain form")
+            raise TypeError(f"a {type(value).__qualname__} has no plain form")
         return scalar
 
     def _from_plain(self, kind: type, value: Any) -> Any:
         if kind not in self._codecs:
-            raise NotImplementedError(f"no codec names {kind.__qualname__}")
+            raise TypeError(f"no codec names {kind.__qualname__}")
         return self._codecs[kind].decode(value)
 
 
