@@ -22,7 +22,7 @@ from new_factor import Multiply, SetFactor
 from price_change import SECOND, Cash, SetPrice
 from recording import Record, Recorder
 
-from streambroker_core.control.operators.operator import Blobs, Changes, Operator, Window
+from streambroker_core.control.operators.operator import Operator, Window
 from streambroker_core.control.operators.typed_operator import TypedOperator, handles
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.runtime.control_rows import PositionedControl
@@ -201,16 +201,11 @@ def test_recording_starts_and_stops_in_the_same_windows_everywhere(seed: int) ->
     assert found == windows
 
 
+@dataclass
 class Filing(TypedOperator):
     """Counts the rows since the last end of a file and hands out path and count when it comes."""
 
-    count = 0
-
-    def restore(self, version: int, blobs: Blobs) -> None:
-        self.count = int(blobs["count"])
-
-    def snapshot(self) -> Changes:
-        return {"count": str(self.count).encode()}
+    count: int = 0
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
         self.count += batch.num_rows
