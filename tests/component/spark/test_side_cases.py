@@ -66,7 +66,6 @@ def test_a_sample_of_the_scenarios(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("partitions", [1, 4])
 @pytest.mark.parametrize("pieces", [1, 2, None])
 @pytest.mark.parametrize("cases", list(together(RUN)), ids=lambda cases: cases[0]["id"])

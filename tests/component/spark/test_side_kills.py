@@ -85,7 +85,6 @@ def test_a_row_that_waits_is_there_after_a_kill(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "pieces", "kills"),
     [

@@ -174,7 +174,6 @@ def upgraded(tmp_path: Path) -> Iterator[Upgraded]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_what_the_last_release_has_left_goes_on_and_comes_to_what_one_run_would_give(
     upgraded: Upgraded, released: Release
 ) -> None:

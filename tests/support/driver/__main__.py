@@ -4,12 +4,15 @@ NAME is a module of this package. Only the standard library is imported here, so
 run with the code of another release.
 """
 
+import faulthandler
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGQUIT)
     name, folder, *arguments = sys.argv[1:]
     Path(folder, "driver").write_text(str(os.getpid()))
     importlib.import_module(f"support.driver.{name}").main(Path(folder), *arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,9 @@ from typing import Any
 from support.cuts.points import VARIABLE, Cut, search_path
 from support.processes.waiting import until
 
-SECONDS = 100.0
+SECONDS = 250.0
+"""Limit for one driver, which takes 35 s on a slow machine with nothing else to do."""
+PRINTING = 5.0
 TESTS = Path(__file__).parents[2]
 
 
@@ -35,18 +38,32 @@ def run_driver(
     path = os.pathsep.join([search_path(held=cuts is not None), *([before] if before else [])])
     held = {} if cuts is None else {VARIABLE: str(cuts)}
     errors = folder / "driver.err"
-    with errors.open("ab") as stderr:
+    with errors.open("ab") as output:
         driver = subprocess.Popen(
             [sys.executable, "-m", "support.driver", name, str(folder), *map(str, arguments)],
             cwd=TESTS,
             start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
+            stdout=output,
+            stderr=output,
             env={**os.environ, "PYTHONPATH": path, **held},
         )
     if armed is not None:
         _kill_at(driver, armed)
-    assert driver.wait(SECONDS) == (-signal.SIGKILL if killed else 0), errors.read_text()[-4000:]
+    try:
+        code = driver.wait(SECONDS)
+    except subprocess.TimeoutExpired:
+        _kill_with_stacks(driver)
+        raise AssertionError(errors.read_text()[-50000:]) from None
+    assert code == (-signal.SIGKILL if killed else 0), errors.read_text()[-4000:]
+
+
+def _kill_with_stacks(driver: subprocess.Popen[bytes]) -> None:
+    """Let a driver and its JVM print what their threads do, then kill both."""
+    os.killpg(driver.pid, signal.SIGQUIT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        driver.wait(PRINTING)
+    os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait()
 
 
 def _kill_at(driver: subprocess.Popen[bytes], armed: Cut) -> None:

@@ -169,7 +169,6 @@ def test_cuts_and_buckets_do_not_matter_by_event_time(case: Case) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("piece", range(6))
 @LONG
 @given(case=st.one_of(cases(), cases("event time")))
