@@ -36,6 +36,7 @@ NAMES = (
     "log_append",
     "explain",
     "control",
+    "micro_batch",
     "aligned",
     "aligned_by_row",
     "aligned_control",

@@ -20,39 +20,42 @@ import pytest
 from pe_agent.aligned.runtime import processor
 from pe_agent.aligned.runtime.frames import EMITTED, ROWS, read_ipc
 from pe_agent.aligned.runtime.packer import FramePacker, Repacker
-from pe_agent.aligned.runtime.processor import BucketProcessor, OperatorConfig
+from pe_agent.aligned.runtime.processor import GroupProcessor, OperatorConfig
 from streambroker_core.control.operators.operator import Operator
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.tuples import Limits
 
+SLOTS = 2
+"""Partitions of the state."""
+
 
 @dataclass
 class Value:
-    """Spark's value state of the bucket that is being processed."""
+    """Spark's value state of the group that is being processed."""
 
     stage: Stage
     name: str
 
     def get(self) -> tuple[Any, ...] | None:
-        found = self.stage.state.get((self.stage.bucket, self.name))
+        found = self.stage.state.get((self.stage.group, self.name))
         return None if found is None else (found,)
 
     def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803
-        self.stage.state[self.stage.bucket, self.name] = newValue[0]
+        self.stage.state[self.stage.group, self.name] = newValue[0]
 
 
 @dataclass
 class Values:
-    """Spark's map state of the bucket that is being processed; counts what is read and written."""
+    """Spark's map state of the group that is being processed; records what is read and written."""
 
     stage: Stage
     name: str
 
     def _key(self, key: tuple[Any, ...]) -> tuple[int, str]:
-        return (self.stage.bucket, f"{self.name}/{key[0]}")
+        return (self.stage.group, "/".join([self.name, *map(str, key)]))
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:  # noqa: N802
-        self.stage.calls.append(("get", key[0]))
+        self.stage.calls.append(("get", key[-1]))
         found = self.stage.state.get(self._key(key))
         return None if found is None else (found,)
 
@@ -60,7 +63,7 @@ class Values:
         return self._key(key) in self.stage.state
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:  # noqa: N802
-        self.stage.calls.append(("put", key[0]))
+        self.stage.calls.append(("put", key[-1]))
         self.stage.state[self._key(key)] = value[0]
 
     def removeKey(self, key: tuple[Any, ...]) -> None:  # noqa: N802
@@ -68,8 +71,8 @@ class Values:
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
         for bucket, name in list(self.stage.state):
-            if bucket == self.stage.bucket and name.startswith(f"{self.name}/"):
-                yield (name.removeprefix(f"{self.name}/"),)
+            if bucket == self.stage.group and name.startswith(f"{self.name}/"):
+                yield tuple(name.split("/")[1:])
 
 
 @dataclass
@@ -80,7 +83,7 @@ class Stage:
     state: dict[tuple[int, str], bytes] = field(default_factory=dict)
     timers: set[tuple[int, int]] = field(default_factory=set)
     calls: list[tuple[str, str]] = field(default_factory=list)
-    bucket: int = 0
+    group: int = 0
 
     def getValueState(self, name: str, schema: str) -> Value:  # noqa: N802
         del schema
@@ -91,14 +94,18 @@ class Stage:
         return Values(self, name)
 
     def registerTimer(self, at: int) -> None:  # noqa: N802
-        self.timers.add((self.bucket, at))
+        self.timers.add((self.group, at))
 
     def deleteTimer(self, at: int) -> None:  # noqa: N802
-        self.timers.discard((self.bucket, at))
+        self.timers.discard((self.group, at))
+
+    def group_of(self, bucket: int) -> int:
+        """Return the group of a bucket; slots are numbered here in place of Spark's keys."""
+        return bucket % SLOTS if self.hosted.slots else bucket
 
     def run(self, packed: Iterable[pa.RecordBatch], now: int, mark: int) -> pa.RecordBatch:
         """Run one batch; ``mark`` is Spark's watermark in milliseconds."""
-        runs, rows = BucketProcessor(self.hosted), list[dict[str, Any]]()
+        runs, rows = GroupProcessor(self.hosted), list[dict[str, Any]]()
         runs.init(self)
         for batch in packed:
             rows += batch.to_pylist()
@@ -106,20 +113,20 @@ class Stage:
             getCurrentProcessingTimeInMs=lambda: now, getCurrentWatermarkInMs=lambda: mark
         )
         out: list[pd.DataFrame] = []
-        for bucket in sorted({row["bucket"] for row in rows}):
-            self.bucket = bucket
+        for group in sorted({self.group_of(row["bucket"]) for row in rows}):
+            self.group = group
             given = pd.DataFrame(
-                [{**row, "now": now * 1000} for row in rows if row["bucket"] == bucket]
+                [{**row, "now": now * 1000} for row in rows if self.group_of(row["bucket"]) == group]
             )
-            out += runs.handleInputRows((bucket,), iter([given]), times)
-        for bucket, at in sorted(self.timers):
-            if self.hosted.has_watermark and at <= mark and (bucket, at) in self.timers:
-                self.bucket = bucket
+            out += runs.handleInputRows((group,), iter([given]), times)
+        for group, at in sorted(self.timers):
+            if self.hosted.has_watermark and at <= mark and (group, at) in self.timers:
+                self.group = group
                 fired = SimpleNamespace(getExpiryTimeInMs=lambda at=at: at)
                 out += runs.handleExpiredTimer(
-                    key=(bucket,), timerValues=times, expiredTimerInfo=fired
+                    key=(group,), timerValues=times, expiredTimerInfo=fired
                 )
-                self.timers.discard((bucket, at))
+                self.timers.discard((group, at))
         found = [one for frame in out for one in frame.to_dict("records")]
         return pa.RecordBatch.from_pylist(found, schema=EMITTED)
 

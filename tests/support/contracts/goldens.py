@@ -35,6 +35,7 @@ from pe_agent.agent.server.flight_service import AgentService
 from pe_agent.aligned.runtime import frames as forms
 from pe_agent.aligned.runtime.state_names import open_states
 from pe_agent.datasource import options
+from pe_agent.datasource.slots import packed_ddl
 from pe_agent.datasource.source import StreambrokerDataSource
 from pe_agent.job import ports
 from pe_agent.job import send_control as emitted
@@ -456,14 +457,15 @@ def spark() -> Any:
     handle = mock.Mock()
     for way in ("getValueState", "getMapState"):
         getattr(handle, way).side_effect = lambda *a, way=way: variables.append([way, *a])
-    open_states(handle)
+    for slots in (True, False):
+        open_states(handle, slots=slots)
     return {
         "formats": sorted([StreambrokerDataSource.name(), *scans.constants("FORMAT")]),
         "options": sorted(options.OPTION_NAMES),
         "options that need control": sorted(options.PACKED_ONLY),
         "column of sources": options.SOURCE_FIELD,
         "reserved columns": list(packing.RESERVED),
-        "columns of packed rows": forms.PACKED_DDL,
+        "columns of packed rows": packed_ddl(slots=True),
         "columns of emitted rows": forms.EMITTED_DDL,
         "kinds of emitted rows": [forms.ROWS, forms.TUPLES, forms.PROGRESS],
         "outputs of patterns": list(PatternOperator.outputs),

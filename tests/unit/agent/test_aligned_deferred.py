@@ -56,7 +56,7 @@ def test_the_process_that_asks_for_states_imports_neither_the_operator_nor_arrow
         text=True,
         check=True,
     )
-    assert answer.stdout.strip() == "['own', 'blobs'] []"
+    assert answer.stdout.strip() == "['slot', 'blobs'] []"
 
 
 def test_an_operator_that_spark_cannot_hand_over_is_refused_before_a_query_starts() -> None:
@@ -93,7 +93,7 @@ def test_a_task_runs_the_operator_of_the_plan(monkeypatch: pytest.MonkeyPatch) -
         def close(self) -> None:
             ran.append("closed")
 
-    monkeypatch.setattr(processor, "BucketProcessor", Runs)
+    monkeypatch.setattr(processor, "GroupProcessor", Runs)
     monkeypatch.setattr(TaskContext, "get", lambda: "a task")
     handle = Stage(HOSTED)
     deferred = pickle.loads(pickle.dumps(LazyOperator(HOSTED)))

@@ -48,7 +48,7 @@ def opened(stream: StreamPlan) -> StreamPlan:
 
 def packed(stream: StreamPlan, layout: Layout = LAYOUT) -> list[Mapping[str, str]]:
     assert isinstance(stream.data, ImportFrame)
-    return cast(Frame, stream.data.open_packed(layout, "t", stream.carrier)).options
+    return cast(Frame, stream.data.open_packed(layout, "t", stream.carrier, slots=True)).options
 
 
 def logs(options: list[Mapping[str, str]]) -> list[tuple[str, str, str]]:

@@ -11,6 +11,7 @@ import pytest
 from pe_agent.aligned.runtime import processor
 from pe_agent.aligned.runtime.frames import END_POSITION, encode_control
 from pe_agent.aligned.runtime.processor import COUNT_COLUMNS
+from pe_agent.aligned.runtime.progress_messages import CLOCK_BUCKET
 from pe_agent.aligned.runtime.state_store import BucketState, read_bucket_state
 from streambroker_core.control.operators.keyed_state import KeyedState
 from streambroker_core.control.operators.operator import Blobs, Changes, Operator, StateError
@@ -230,9 +231,13 @@ def test_a_window_reads_and_writes_the_blobs_of_the_keys_that_it_touches(
         chain.batch(rows((7, 11)))
         return chain.stages[0].calls
 
-    few = fill(batches(monkeypatch, Keys), 1_000)
-    many = fill(batches(monkeypatch, Keys), 20_000)
+    few = fill(batches(monkeypatch, Keys, slots=False), 1_000)
+    many = fill(batches(monkeypatch, Keys, slots=False), 20_000)
     assert [kind for kind, _ in few] == [kind for kind, _ in many] == ["get", "get", "put"]
+    slot = fill(batches(monkeypatch, Keys), 20_000)
+    assert slot == many
+    assert fill(batches(monkeypatch, Keys), 1_000) == few[1:]  # the list of blobs is small
+    assert fill(batches(monkeypatch, Keys), 10) == []
 
 
 def test_a_window_that_fails_leaves_state_and_timers_as_they_were(
@@ -320,13 +325,14 @@ class NewerCounting(Counting):
         return {"number": self.count.to_bytes(8, "big"), "count": None}
 
 
+@pytest.mark.parametrize(("slots", "in_map"), [(True, set()), (False, {"blobs/number"})])
 def test_a_newer_operator_reads_the_state_of_an_older_one_and_keeps_its_own(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, slots: bool, in_map: set[str]
 ) -> None:
     Counting.read.clear()
-    older = batches(monkeypatch, Counting)
+    older = batches(monkeypatch, Counting, slots=slots)
     older.batch(rows((1, 10), (1, 11)))
-    newer = batches(monkeypatch, NewerCounting)
+    newer = batches(monkeypatch, NewerCounting, slots=slots)
     newer.stages[0].state, newer.number = older.stages[0].state, older.number
     (found,) = newer.batch(rows((1, 12)))
     assert found["t"].microsecond == 3_000
@@ -334,13 +340,14 @@ def test_a_newer_operator_reads_the_state_of_an_older_one_and_keeps_its_own(
     assert found["t"].microsecond == 4_000
     assert Counting.read == [1, 2]
     names = {name for _, name in newer.stages[0].state if name.startswith("blobs/")}
-    assert names == {"blobs/number"}
+    assert names == in_map
 
 
 def spread(buckets: int, key: str, kind: pa.DataType) -> dict[str, Layout]:
     return {"in": Layout(port="in", buckets=buckets, key=((key, kind),))}
 
 
+@pytest.mark.parametrize("slots", [True, False])
 @pytest.mark.parametrize(
     "more",
     [
@@ -350,13 +357,13 @@ def spread(buckets: int, key: str, kind: pa.DataType) -> dict[str, Layout]:
     ],
 )
 def test_state_of_another_operator_is_refused_in_the_first_batch_whichever_bucket_it_touches(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], slots: bool
 ) -> None:
-    chain = batches(monkeypatch, Following)
+    chain = batches(monkeypatch, Following, slots=slots)
     chain.batch(rows((1, 10)))
-    used = next(bucket for bucket, name in chain.stages[0].state if bucket >= 0)
-    other = batches(monkeypatch, Following, **more)
-    kept = {at: blob for at, blob in chain.stages[0].state.items() if at[0] != used}
+    clock = chain.stages[0].group_of(CLOCK_BUCKET)
+    other = batches(monkeypatch, Following, slots=slots, **more)
+    kept = {at: blob for at, blob in chain.stages[0].state.items() if at[0] == clock}
     other.stages[0].state = dict(kept)
     other.number = chain.number
     with pytest.raises(StateError, match="Nothing was overwritten"):

@@ -87,9 +87,12 @@ class ImportFrame:
         return RowsFrame(frame=_union(frames), mixed=True, ranks=len(frames))
 
     def open_packed(
-        self, layout: Layout, event_time: str | None, carrier: Import | None
+        self, layout: Layout, event_time: str | None, carrier: Import | None, *, slots: bool
     ) -> DataFrame:
-        """Open the imports packed for an operator; ``carrier`` brings the control log."""
+        """Open the imports packed for an operator; ``carrier`` brings the control log.
+
+        With ``slots`` packed rows have the slots of their buckets.
+        """
         columns = self.schema()
         key = type(columns)([columns[name] for name, _ in layout.key])
         more = {
@@ -97,6 +100,7 @@ class ImportFrame:
             "buckets": str(layout.buckets),
             "broadcast": str(layout.broadcast).lower(),
             "nulls": str(layout.nulls).lower(),
+            **({"slots": "true"} if slots else {}),
             **({"key": format_ddl(key)} if layout.key else {}),
             **({"eventTime": event_time} if event_time else {}),
         }

@@ -94,6 +94,7 @@ def plan_operator(
         report=report,
         counts=counts,
         pass_invalid=options.on_invalid == "pass",
+        slots=options.groups == "slots",
     )
     first = next(iter(by_port.values()))
     hosting.prepare_session(first.spark)
@@ -101,7 +102,7 @@ def plan_operator(
     feeds = [
         feed
         for port, one in by_port.items()
-        for feed in _build_feeds(one, layouts[port], idle=bool(timings))
+        for feed in _build_feeds(one, layouts[port], idle=bool(timings), slots=config.slots)
     ]
     mark = f"operator-{uuid.uuid4().hex}"
     frame = hosting.run_operator(config, feeds).alias(mark)
@@ -229,12 +230,13 @@ def _is_import(stream: StreamPlan) -> bool:
     return isinstance(stream.data, ImportFrame)
 
 
-def _build_feeds(stream: StreamPlan, layout: Layout, *, idle: bool) -> list[Feed]:
+def _build_feeds(stream: StreamPlan, layout: Layout, *, idle: bool, slots: bool) -> list[Feed]:
     feeds = []
     if isinstance(stream.data, ImportFrame):
         column, delay = stream.event_time or (None, None)
-        frame = stream.data.open_packed(layout, column, stream.carrier)
-        feeds.append(Feed(frame=frame, delay=delay, port=layout.port))
+        slotted = slots and not idle  # the reports of times come between
+        frame = stream.data.open_packed(layout, column, stream.carrier, slots=slotted)
+        feeds.append(Feed(frame=frame, delay=delay, port=layout.port, slotted=slotted))
     elif isinstance(stream.data, RowsFrame):
         schema, time = spark_to_arrow(stream.schema()), stream.event_time
         feeds.append(_build_row_feed(stream.data, layout, schema, time, idle=idle))

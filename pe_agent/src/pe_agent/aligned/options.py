@@ -32,6 +32,9 @@ class OperatorOptions:
             numbers of control tuples received, dropped as copies, delivered, emitted and waiting.
             A row without a delivery counts rows. A text is another tag for it.
         metrics: add the output ``figures`` of side inputs: sizes, versions, and what rows wait for.
+        groups: how buckets are grouped in Spark's state; fixed for a checkpoint. ``slots``: one
+            group for each partition of the state. ``buckets``: one for each bucket, as in
+            checkpoints of release 0.1.0.
         on_invalid: what happens to a control tuple that the operator cannot receive, because a
             strict operator does not know its type, or because of its payload or address: ``fail``
             fails the window, ``pass`` forwards the tuple with a warning in the log.
@@ -44,6 +47,7 @@ class OperatorOptions:
     report: bool | str = False
     counts: bool | str = False
     metrics: bool = False
+    groups: Literal["slots", "buckets"] | str = "slots"
     on_invalid: Literal["fail", "pass"] | str = "fail"
 
     def __post_init__(self) -> None:
@@ -51,6 +55,8 @@ class OperatorOptions:
             raise AlignedError(f"buckets is {self.buckets!r}: it has to be a number of buckets.")
         if not isinstance(self.limits, Limits | None):
             raise AlignedError(f"limits is {self.limits!r}: it has to be Limits(…).")
+        if self.groups not in ("slots", "buckets"):
+            raise AlignedError(f"groups is {self.groups!r}: it has to be 'slots' or 'buckets'.")
         if self.on_invalid not in ("fail", "pass"):
             raise AlignedError(f"on_invalid is {self.on_invalid!r}: it has to be 'fail' or 'pass'.")
 

@@ -38,6 +38,7 @@ PACKED_ONLY = frozenset(
         "apart",
         "controllog",
         "rulesfile",
+        "slots",
     }
 )
 """Options that mean nothing without ``control``."""
@@ -236,6 +237,7 @@ def _read_packing(options: Mapping[str, str]) -> Packing | None:
         unpacks_rows=_read_bool(options, "apart", False),
         log=_read_bool(options, "controllog", False),
         rules=options.get("rulesfile"),
+        slots=_read_bool(options, "slots", False),
     )
 
 

@@ -69,6 +69,7 @@ class Packing:
             tuples between its rows.
         log: the frame carries the agent's control log.
         rules: control file whose rules the frame carries, and which decide the rows it needs.
+        slots: packed rows have the slots of their buckets as first column.
     """
 
     columns: str = ""
@@ -83,6 +84,7 @@ class Packing:
     unpacks_rows: bool = False
     log: bool = False
     rules: str | None = None
+    slots: bool = False
 
     @cached_property
     def struct(self) -> StructType:

@@ -35,16 +35,13 @@ from pe_agent.datasource.options import (
     Options,
     fetch_schema,
 )
-from pe_agent.datasource.packer import (
-    PACKED_DDL,
-    ImportPacker,
-    link_control_slices,
-)
+from pe_agent.datasource.packer import ImportPacker, link_control_slices
 from pe_agent.datasource.pinned_rules import PinnedRulesFile
 from pe_agent.datasource.reader_calls import HEADS_WAIT, ReaderCalls
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.slice_info import describe_planned
 from pe_agent.datasource.slice_reader import Slice, SliceReader
+from pe_agent.datasource.slots import add_slots, packed_ddl
 from pe_agent.spark.worker import freeze_modules
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
@@ -75,7 +72,7 @@ class StreambrokerDataSource(DataSource):
     With ``control`` an import returns packed rows for an operator; `Packing` has the options for
     it: ``columns`` (default those of the first match), ``input``, ``buckets``, ``key``,
     ``broadcast``, ``nulls``, ``eventTime``, ``rank``, ``mergeable``, ``controlLog`` (its ``log``),
-    ``apart`` (its ``unpacks_rows``) and ``rulesFile`` (its ``rules``).
+    ``apart`` (its ``unpacks_rows``), ``rulesFile`` (its ``rules``) and ``slots``.
     """
 
     @classmethod
@@ -87,7 +84,7 @@ class StreambrokerDataSource(DataSource):
         """Return the schema of the import's first match; waits up to 60 s for one."""
         options = Options.read(self.options, "import")
         if options.packing:
-            return PACKED_DDL
+            return packed_ddl(slots=options.packing.slots)
         ddl = _fetch_columns(options)
         return f"{ddl}, {SOURCE_FIELD}" if options.source else ddl
 
@@ -96,7 +93,8 @@ class StreambrokerDataSource(DataSource):
         options = Options.read(self.options, "import")
         if options.packing is None:
             return StreambrokerStreamReader(schema, options)
-        if schema.names != parse_struct(PACKED_DDL).names:
+        ddl = packed_ddl(slots=options.packing.slots)
+        if schema.names != parse_struct(ddl).names:
             raise OptionError(
                 "with `control` rows come packed; give their columns with the option `columns`,"
                 " not as a schema."
@@ -375,7 +373,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             yield from reader.read_rows()
         else:
             packed = to_arrow_schema(self._schema, timezone="UTC")
-            for batch in reader.read_packed(ImportPacker(packing, reader.ticket)):
+            batches = reader.read_packed(ImportPacker(packing, reader.ticket))
+            for batch in add_slots(batches) if packing.slots else batches:
                 if batch.num_rows:
                     yield pa.RecordBatch.from_arrays(batch.columns, schema=packed)
         freeze_modules("read")

@@ -6,6 +6,7 @@ Their receivers are untyped: `stream` imports this module, so it cannot import `
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pe_agent.aligned.options import OperatorOptions
@@ -15,10 +16,10 @@ _NOT_OPTIONS = ("name", "schema", "schemas")
 
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], OperatorOptions]:
-    """Return the arguments of ``apply`` in old settings of an operator."""
+    """Return the arguments of ``apply`` in old settings of an operator, for old checkpoints."""
     arguments = {name: settings[name] for name in _NOT_OPTIONS if name in settings}
     options = {k: v for k, v in settings.items() if k not in arguments and v is not None}
-    return arguments, OperatorOptions(**options)
+    return arguments, OperatorOptions(**options, groups="buckets")
 
 
 def control_aware_method(self: Any, operator: Callable[[], Any], **settings: Any) -> Any:
@@ -37,7 +38,7 @@ def through(self: Any, function: Callable[[Any], Any], *, immediate: str = "end"
 def with_side_inputs(self: Any, **inputs: Any) -> Any:
     """Deprecated: use ``join_side``."""
     warn_deprecated("Stream.with_side_inputs", "Stream.join_side")
-    return self.join_side(**inputs)
+    return replace(self.join_side(**inputs), groups="buckets")
 
 
 def ignore_again(again: bool | None) -> None:

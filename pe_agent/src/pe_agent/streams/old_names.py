@@ -42,7 +42,7 @@ def pattern_processors(stream: Stream | DataFrame, rules: Any, **settings: Any) 
 
 def _split_buckets(settings: dict[str, Any]) -> dict[str, Any]:
     buckets = settings.pop("buckets", None)
-    return {**settings, "options": OperatorOptions(buckets=buckets)}
+    return {**settings, "options": OperatorOptions(buckets=buckets, groups="buckets")}
 
 
 def _timed_stream(source: Stream | DataFrame, settings: dict[str, Any]) -> Stream:
@@ -67,7 +67,7 @@ def sql(
 ) -> Stream:
     """Deprecated: use ``streambroker.patterns.sql``. Matches of a dynamic statement are JSON."""
     settings = {"output": "json", **settings}
-    options = OperatorOptions(buckets=buckets)
+    options = OperatorOptions(buckets=buckets, groups="buckets")
     if "tell" in settings:
         settings["on_outcomes"] = settings.pop("tell")
     return sql_patterns.sql(

@@ -81,6 +81,7 @@ class SideInputs(Generic[Rows, Made]):
     make_operator: Callable[[StreamPlan], Made]
     enrichments: tuple[Enrich, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    groups: str = "slots"
 
     def __post_init__(self) -> None:
         check_kinds(self.sources)
@@ -349,12 +350,13 @@ class SideInputs(Generic[Rows, Made]):
         }
         main = _union_control(self.main, join, streams, tables)
         nulls = True if options.null_keys is None else options.null_keys
+        groups = "buckets" if "buckets" in (self.groups, options.groups) else "slots"
         made = plan_operator(
             make,
             {**streams, MAIN: main},
             name=name,
             schemas=schemas,
-            options=replace(options, null_keys=nulls, metrics=False),
+            options=replace(options, null_keys=nulls, metrics=False, groups=groups),
         )
         return self.make_operator(made)
 

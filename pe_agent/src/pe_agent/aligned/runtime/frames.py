@@ -3,7 +3,8 @@
 - *Rows*: the user's columns and ``_seq``, the position of the row. A *mixed* frame also has
   ``_control``, which is null in data rows. In a control row it contains a control tuple or progress
   messages, and the user's columns are null.
-- *Packed*: many rows in one row per bucket, in the format of ``control.runtime.packing`` in core.
+- *Packed*: many rows in one row per bucket, in the format of ``control.runtime.packing`` in core,
+  with the slot of the bucket.
 - *Emitted*: the output of an operator's buckets, one row per bucket, output and kind.
 
 The position of an ``IMMEDIATE`` control tuple is between the rows; others have the position that
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 SEQ, CONTROL, NOW = "_seq", "_control", "now"
-PACKED_DDL = "bucket int, seq bigint, n int, event_time timestamp, payload binary"
 EMITTED_DDL = "output string, kind string, bucket int, seq bigint, n int, payload binary"
 EMITTED = pa.schema(
     [

@@ -1,4 +1,4 @@
-"""Hosting of an operator in Spark: inputs are packed, shuffled by bucket, and run with state."""
+"""Hosting of an operator in Spark: inputs are packed, shuffled by slot, and run with state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from pe_agent.aligned.runtime.frames import EMITTED_DDL, NOW, PACKED_DDL
+from pe_agent.aligned.runtime.frames import EMITTED_DDL, NOW
 from pe_agent.aligned.runtime.idleness import EventTimeReporter
 from pe_agent.aligned.runtime.lazy_operator import LazyOperator
 from pe_agent.aligned.runtime.packer import FramePacker, Repacker
@@ -23,6 +23,7 @@ from pe_agent.datasource.schemas import (
     as_spark_schema,
     check_ddl,
 )
+from pe_agent.datasource.slots import SLOT, PackStep, PackSteps, packed_ddl
 from streambroker_core.errors import AlignedError
 
 if TYPE_CHECKING:
@@ -55,12 +56,14 @@ class Feed:
         pack: function that packs the frame inside a task; None if it is already packed.
         delay: delay of its watermark in Spark's format; None for a frame without event time.
         port: name of the input.
+        slotted: the frame is packed and has slots.
     """
 
     frame: DataFrame
     pack: FramePacker | Repacker | None = None
     delay: str | None = None
     port: str = ""
+    slotted: bool = False
 
 
 def prepare_session(spark: SparkSession) -> None:
@@ -139,16 +142,18 @@ def run_operator(config: OperatorConfig, feeds: Sequence[Feed]) -> DataFrame:
     # A union has the event time of its first frame.
     for feed in sorted(feeds, key=lambda one: one.delay is None):
         frame = feed.frame
-        if feed.pack is not None:
-            frame = frame.mapInArrow(feed.pack, PACKED_DDL)
+        steps: list[PackStep] = [] if feed.pack is None else [feed.pack]
         if feed.port in config.timings and feed.delay is not None:
-            frame = frame.mapInArrow(EventTimeReporter(feed.port, config.buckets), PACKED_DDL)
+            steps.append(EventTimeReporter(feed.port, config.buckets))
+        if steps or (config.slots and not feed.slotted):
+            pack = PackSteps(steps=tuple(steps), slots=config.slots)
+            frame = frame.mapInArrow(pack, packed_ddl(slots=config.slots))
         if feed.delay is not None:
             frame = frame.withWatermark("event_time", feed.delay)
         frames.append(frame)
     packed = reduce(lambda one, other: one.unionByName(other), frames)
     packed = packed.withColumn(NOW, functions.unix_micros(functions.current_timestamp()))
-    return packed.groupBy("bucket").transformWithStateInPandas(
+    return packed.groupBy(SLOT if config.slots else "bucket").transformWithStateInPandas(
         lazy,
         EMITTED_DDL,
         "append",

@@ -20,29 +20,30 @@ from pe_agent.aligned.runtime.state_names import open_states
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pe_agent.aligned.runtime.processor import BucketProcessor, OperatorConfig
+    from pe_agent.aligned.runtime.processor import GroupProcessor, OperatorConfig
 
 
 class LazyOperator(StatefulProcessor):
-    """Becomes a ``BucketProcessor`` in a task."""
+    """Becomes a ``GroupProcessor`` in a task."""
 
     def __init__(self, config: OperatorConfig) -> None:
         spark: Any = CPickleSerializer()
         self._pickled: bytes = spark.dumps(config)
-        self._processor: BucketProcessor | None = None
+        self._slots = config.slots
+        self._processor: GroupProcessor | None = None
 
     def size(self) -> int:
         """Return the bytes of the operator with all that it refers to."""
         return len(self._pickled)
 
     def init(self, handle: Any) -> None:
-        """Open the state; see ``BucketProcessor.init``. Outside of tasks only declare it."""
+        """Open the state; see ``GroupProcessor.init``. Outside of tasks only declare it."""
         if TaskContext.get() is None:
-            open_states(handle)
+            open_states(handle, slots=self._slots)
             return
-        from pe_agent.aligned.runtime.processor import BucketProcessor
+        from pe_agent.aligned.runtime.processor import GroupProcessor
 
-        self._processor = BucketProcessor(pickle.loads(self._pickled))  # noqa: S301 - ours, of the plan
+        self._processor = GroupProcessor(pickle.loads(self._pickled))  # noqa: S301 - ours, of the plan
         self._processor.init(handle)
 
     def handleInputRows(  # noqa: N802 - Spark's name
@@ -51,7 +52,7 @@ class LazyOperator(StatefulProcessor):
         rows: Iterator[Any],
         timerValues: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
-        """Run the window of a bucket; see ``BucketProcessor``."""
+        """Run the windows of a group; see ``GroupProcessor``."""
         return self._require_processor().handleInputRows(key, rows, timerValues)
 
     def handleExpiredTimer(  # noqa: N802 - Spark's name
@@ -60,7 +61,7 @@ class LazyOperator(StatefulProcessor):
         timerValues: Any,  # noqa: N803 - Spark's name
         expiredTimerInfo: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
-        """Run the window of a bucket whose timer is due; see ``BucketProcessor``."""
+        """Run the windows of a group whose timer is due; see ``GroupProcessor``."""
         return self._require_processor().handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
     def close(self) -> None:
@@ -68,6 +69,6 @@ class LazyOperator(StatefulProcessor):
         if self._processor is not None:
             self._processor.close()
 
-    def _require_processor(self) -> BucketProcessor:
+    def _require_processor(self) -> GroupProcessor:
         assert self._processor is not None, "Spark calls init first"  # noqa: S101
         return self._processor

@@ -1,7 +1,8 @@
-"""One operator inside Spark: ``transformWithStateInPandas`` by bucket, around ``AlignedRunner``.
+"""One operator inside Spark: ``transformWithStateInPandas`` by slot, around ``AlignedRunner``.
 
-Spark calls it for each bucket that has packed rows in a micro-batch, and for each whose timer is
-due. State is accessed only here, and written only by a window that has run to its end. So a failed
+Spark calls it for each slot that has packed rows in a micro-batch, and for each whose timer is due.
+It runs the windows of those buckets of the slot that have rows or whose time has come. State is
+accessed only here, and written only when all these windows have run to their end. So a failed
 window leaves Spark's store unchanged.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -31,7 +33,7 @@ from pe_agent.aligned.runtime.frames import (
 from pe_agent.aligned.runtime.idleness import InputTiming, active_watermark
 from pe_agent.aligned.runtime.progress_messages import CLOCK_BUCKET, PROGRESS_ROW
 from pe_agent.aligned.runtime.state_names import open_states
-from pe_agent.aligned.runtime.state_store import BucketState, SparkBlobs, read_bucket_state
+from pe_agent.aligned.runtime.state_store import BucketState, GroupState, SparkBlobs
 from pe_agent.spark.worker import freeze_modules
 from streambroker_core.control.operators.operator import Operator, OperatorError, Window
 from streambroker_core.control.runtime import runner_state as keeping
@@ -58,6 +60,8 @@ log = logging.getLogger("pe_agent")
 _LOGGED_ATTRIBUTES: set[str] = set()
 """Attributes that are set and not kept, by class and name: each is reported once in a process."""
 
+FRAME_BYTES = 64 << 20
+"""Payload of emitted rows from which a frame is passed to Spark."""
 COUNT_COLUMNS = ("received", "duplicates", "delivered", "emitted", "waiting", "refused")
 """Fields of ``ControlCounts`` that are reported."""
 
@@ -102,6 +106,7 @@ class OperatorConfig:
         timings: timing of its inputs with an event time, if any input may be idle; else empty.
         report: output for applied control tuples, or None.
         counts: output for counts of control tuples, or None.
+        slots: a group of Spark's is a slot; else it is one bucket, as in earlier releases.
     """
 
     make: Callable[[], Operator]
@@ -117,6 +122,7 @@ class OperatorConfig:
     report: str | None = None
     counts: str | None = None
     pass_invalid: bool = False
+    slots: bool = True
 
 
 EventTimes = tuple[int | None, int | None]
@@ -127,10 +133,9 @@ EventTimes = tuple[int | None, int | None]
 class _BucketInput:
     packed: list[Packed] = field(default_factory=list)
     progress: list[progress_messages.ProgressMessage] = field(default_factory=list)
-    time: int = 0
 
 
-class BucketProcessor(StatefulProcessor):
+class GroupProcessor(StatefulProcessor):
     """Runs the windows of an operator; Spark makes one for each partition and micro-batch."""
 
     def __init__(self, config: OperatorConfig) -> None:
@@ -139,7 +144,7 @@ class BucketProcessor(StatefulProcessor):
     def init(self, handle: Any) -> None:
         """Open the state."""
         self._handle = handle
-        self._state_value, self._blobs = open_states(handle)
+        self._value, self._values = open_states(handle, slots=self._config.slots)
         self._runner: AlignedRunner | None = None
         self._logged_refusals: set[str] = set()
 
@@ -153,8 +158,9 @@ class BucketProcessor(StatefulProcessor):
         rows: Iterator[Any],
         timerValues: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
-        """Run the window of a bucket that has rows, control tuples or progress messages."""
-        return self._run_bucket(int(key[0]), _read_input(rows), timerValues)
+        """Run the windows of buckets that have rows, control tuples or progress messages."""
+        time, received = _read_input(rows)
+        return self._run_group(int(key[0]), received, time, timerValues)
 
     def handleExpiredTimer(  # noqa: N802 - Spark's name
         self,
@@ -162,35 +168,57 @@ class BucketProcessor(StatefulProcessor):
         timerValues: Any,  # noqa: N803 - Spark's name
         expiredTimerInfo: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
-        """Run the window of a bucket whose event-time timer is due."""
-        received = _BucketInput(time=timerValues.getCurrentProcessingTimeInMs() * 1000)
+        """Run the windows of buckets whose time has come."""
+        time = timerValues.getCurrentProcessingTimeInMs() * 1000
         fired = int(expiredTimerInfo.getExpiryTimeInMs())
-        return self._run_bucket(int(key[0]), received, timerValues, fired)
+        return self._run_group(int(key[0]), {}, time, timerValues, fired)
+
+    def _run_group(
+        self,
+        key: int,
+        received: Mapping[int, _BucketInput],
+        time: int,
+        timers: Any,
+        fired_timer: int | None = None,
+    ) -> Iterator[pd.DataFrame]:
+        stored, config = self._value.get(), self._config
+        data = None if stored is None else bytes(stored[0])
+        group = GroupState(data, config.name, None if config.slots else key)
+        now, previous_wake = self._spark_watermark(timers), group.wake_at()
+        output = _OutputBuffer(config)
+        for bucket in sorted(received.keys() | group.due(now)):
+            arrived = received.get(bucket) or _BucketInput()
+            self._run_bucket(bucket, group, arrived, (now, time), output)
+        self._set_timer(group.wake_at(), previous_wake, fired_timer)
+        changed = group.changed()
+        if changed is not None:
+            self._value.update((changed,))
+        return output.frames()
 
     def _run_bucket(
-        self, bucket: int, received: _BucketInput, timers: Any, fired_timer: int | None = None
-    ) -> Iterator[pd.DataFrame]:
-        config = self._config
-        stored = self._state_value.get()
-        before = None if stored is None else bytes(stored[0])
-        own = read_bucket_state(before, config.name)
-        now, wake = self._spark_watermark(timers), own.wake_at
-        previous = own.window_watermark(now, config.watermark_operators)
+        self,
+        bucket: int,
+        group: GroupState,
+        received: _BucketInput,
+        clock: tuple[int | None, int],
+        output: _OutputBuffer,
+    ) -> None:
+        """Run the window of a bucket; ``clock`` is Spark's watermark, and the pinned time."""
+        config, own = self._config, group.bucket(bucket)
+        spark_watermark, time = clock
+        previous = own.window_watermark(spark_watermark, config.watermark_operators)
         for message in received.progress:
-            own.apply_progress(message, received.time)
-        times = (now, active_watermark(own.input_times, config.timings, received.time))
-        now = max((time for time in times if time is not None), default=None)
+            own.apply_progress(message, time)
+        times = (spark_watermark, active_watermark(own.input_times, config.timings, time))
+        now = max((one for one in times if one is not None), default=None)
         watermark = own.window_watermark(now, config.watermark_operators)
-        output = _OutputBuffer(config)
+        blobs = group.blobs(bucket, self._values)
         if bucket == CLOCK_BUCKET:
-            self._advance_clock(own, watermark, output)
+            self._advance_clock(own, blobs, watermark, output)
         elif received.packed or _is_due(own.wake_at, watermark):
-            self._run_window(bucket, own, (previous, watermark), received, output)
-        self._set_timer(own, _next_wake(bucket, own, watermark), wake, fired_timer)
-        after = own.write()
-        if after != before:
-            self._state_value.update((after,))
-        return output.frames()
+            packed = received.packed
+            self._run_window(bucket, own, blobs, (previous, watermark), (time, packed), output)
+        own.wake_at = _next_wake(bucket, own, watermark)
 
     def _spark_watermark(self, timers: Any) -> int | None:
         if not self._config.has_watermark:
@@ -202,22 +230,22 @@ class BucketProcessor(StatefulProcessor):
         self,
         bucket: int,
         state: BucketState,
+        blobs: SparkBlobs,
         times: EventTimes,
-        received: _BucketInput,
+        arrived: tuple[int, list[Packed]],
         output: _OutputBuffer,
     ) -> None:
         config, number = self._config, int(_require_property("streaming.sql.batchId"))
         watermark, later = _split_watermark(*times)
         window = Window(
             number=number,
-            time=received.time,
+            time=arrived[0],
             watermark=watermark,
             bucket=bucket,
             buckets=config.buckets,
             later=later,
         )
-        blobs = SparkBlobs(state, self._blobs)
-        outcome = self._get_runner().run(window, received.packed, blobs)
+        outcome = self._get_runner().run(window, arrived[1], blobs)
         blobs.apply(outcome.changes)
         state.wake_at, state.last_watermark = outcome.wake_at, times[1]
         if outcome.held_at != state.held_at:
@@ -274,7 +302,11 @@ class BucketProcessor(StatefulProcessor):
         )
 
     def _advance_clock(
-        self, state: BucketState, watermark: int | None, output: _OutputBuffer
+        self,
+        state: BucketState,
+        blobs: SparkBlobs,
+        watermark: int | None,
+        output: _OutputBuffer,
     ) -> None:
         """Send the time to the next operators; raise StateError if the checkpoint does not fit."""
         config, stage = self._config, self._operator_context()
@@ -284,7 +316,7 @@ class BucketProcessor(StatefulProcessor):
         keeping.check_layouts(runner_state, layouts, stage)
         changes = runner_state.changes(stage, {"clock": b""}, version)
         del changes["clock"]
-        SparkBlobs(state, self._blobs).apply(changes)
+        blobs.apply(changes)
         if watermark is not None and watermark != state.last_watermark:
             state.last_watermark = watermark
             output.add_progress(
@@ -293,17 +325,12 @@ class BucketProcessor(StatefulProcessor):
             )
 
     def _set_timer(
-        self,
-        state: BucketState,
-        wake: int | None,
-        previous_wake: int | None,
-        fired_timer: int | None,
+        self, wake: int | None, previous_wake: int | None, fired_timer: int | None
     ) -> None:
-        """Register Spark's timer for the event time that the bucket waits for.
+        """Register Spark's timer for the event time that a bucket of the group waits for.
 
         Spark itself removes a fired timer after the call, so that one is not deleted here.
         """
-        state.wake_at = wake
         if not self._config.has_watermark:
             return
         old = None if previous_wake is None else _timer_millis(previous_wake)
@@ -372,11 +399,15 @@ class _OutputBuffer:
         self._rows.append((output, ROWS, bucket, seq, count, write_ipc(batches)))
 
     def frames(self) -> Iterator[pd.DataFrame]:
+        """Yield the rows in frames of limited size, because a column of Arrow is limited."""
         import pandas as pd
 
-        if not self._rows:
-            return iter(())
-        return iter([pd.DataFrame(self._rows, columns=EMITTED.names)])
+        first = size = 0
+        for number, row in enumerate(self._rows, start=1):
+            size += len(row[-1])
+            if size >= FRAME_BYTES or number == len(self._rows):
+                yield pd.DataFrame(self._rows[first:number], columns=EMITTED.names)
+                first, size = number, 0
 
 
 def _concat_rows(emitted: list[EmittedRows]) -> list[pa.RecordBatch]:
@@ -394,18 +425,18 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema, producer: str) -> pa.Reco
     return rows.append_column(SEQ, batch.column(SEQ))
 
 
-def _read_input(rows: Iterable[pd.DataFrame]) -> _BucketInput:
-    received = _BucketInput()
+def _read_input(rows: Iterable[pd.DataFrame]) -> tuple[int, dict[int, _BucketInput]]:
+    """Return the pinned time of the packed rows of a group, and the rows by bucket."""
+    time, received = 0, defaultdict[int, _BucketInput](_BucketInput)
     for frame in rows:
-        for seq, n, payload, time in zip(
-            frame["seq"], frame["n"], frame["payload"], frame[NOW], strict=True
-        ):
-            received.time = int(time)
+        columns = (frame[name] for name in ("bucket", "seq", "n", "payload", NOW))
+        for bucket, seq, n, payload, now in zip(*columns, strict=True):
+            time, one = int(now), received[int(bucket)]
             if n == PROGRESS_ROW:
-                received.progress += progress_messages.decode(payload)
+                one.progress += progress_messages.decode(payload)
             elif n:
-                received.packed.append(Packed(seq=int(seq), n=int(n), payload=bytes(payload)))
-    return received
+                one.packed.append(Packed(seq=int(seq), n=int(n), payload=bytes(payload)))
+    return time, received
 
 
 def _applied_row(operator: str, applied: AppliedControl) -> dict[str, Any]:

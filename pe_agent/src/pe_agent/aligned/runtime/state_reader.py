@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pe_agent.aligned.runtime.state_store import read_bucket_state
+from pe_agent.aligned.runtime.state_store import BucketState, GroupState, read_bucket_state
 from streambroker_core.control.runtime import runner_state
 from streambroker_core.errors import AlignedError
 
@@ -27,23 +27,43 @@ def read_states(
     """
     known = set()
     for number in _operator_ids(spark, checkpoint):
-        owns = {
-            row.key.bucket: read_bucket_state(bytes(row.value.blob), operator)
-            for row in _read_variable(spark, checkpoint, number, "own").collect()
-        }
-        names = {runner_state.operator_name(own.blobs) for own in owns.values()} - {None}
+        buckets, slots = _read_buckets(spark, checkpoint, number, operator)
+        names = {runner_state.operator_name(own.blobs) for own in buckets.values()} - {None}
         if names != {operator}:
             known |= names
             continue
-        by_bucket: dict[int, dict[str, bytes]] = {}
+        by_bucket: dict[int, dict[str, bytes]] = {
+            bucket: {
+                name: blob
+                for name, blob in own.blobs.items()
+                if not name.startswith(runner_state.RUNNER_PREFIX)
+            }
+            for bucket, own in buckets.items()
+        }
         for row in _read_variable(spark, checkpoint, number, "blobs").collect():
-            blobs = by_bucket.setdefault(row.key.bucket, {})
-            blobs[row.user_map_key.name] = bytes(row.user_map_value.blob)
-        return by_bucket
+            bucket = row.user_map_key.bucket if slots else row.key.bucket
+            by_bucket[bucket][row.user_map_key.name] = bytes(row.user_map_value.blob)
+        return {bucket: blobs for bucket, blobs in by_bucket.items() if blobs}
     listed = ", ".join(sorted(map(str, known))) or "none"
     raise AlignedError(
         f"checkpoint {checkpoint} has no state of operator {operator}; it has that of {listed}."
     )
+
+
+def _read_buckets(
+    spark: SparkSession, checkpoint: str | Path, number: int, operator: str
+) -> tuple[dict[int, BucketState], bool]:
+    """Return the states of an operator's buckets, and whether they are grouped in slots."""
+    from pyspark.errors import PySparkException
+
+    try:
+        values = _read_variable(spark, checkpoint, number, "slot").collect()
+    except PySparkException:  # a checkpoint with a group for each bucket
+        rows = _read_variable(spark, checkpoint, number, "own").collect()
+        owns = ((row.key.bucket, bytes(row.value.blob)) for row in rows)
+        return {bucket: read_bucket_state(data, operator) for bucket, data in owns}, False
+    groups = [GroupState(bytes(row.value.blob), operator, None) for row in values]
+    return {bucket: one.bucket(bucket) for one in groups for bucket in one.buckets()}, True
 
 
 def _operator_ids(spark: SparkSession, checkpoint: str | Path) -> list[int]:

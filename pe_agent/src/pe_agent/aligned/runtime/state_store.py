@@ -1,8 +1,12 @@
-"""The state of one bucket in Spark's store: the runner's own blobs in one value, others by name.
+"""The state of an operator in Spark's store, by group: one value, and large blobs by name.
 
-A window neither reads nor writes blobs that it does not touch. The one value is read in each
-window, so the runner needs one call per bucket. Its format is a head in JSON, then the blobs that
-the head names.
+A group is a slot with many buckets, or one bucket in a checkpoint of an earlier release. Its value
+is read and written once in a micro-batch. It holds what the runtime keeps for its buckets, the
+runner's own blobs and, in a slot, the small blobs of operators. A window neither reads nor writes
+large blobs that it does not touch.
+
+The value of a bucket is a head in JSON, then the blobs that the head names. The value of a slot is
+a head with its buckets, then their values.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pe_agent.aligned.runtime.idleness import InputTimes
 from pe_agent.aligned.runtime.progress_messages import (
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState
 
 VERSION = 1
+SMALL_BYTES, SMALL_BYTES_OF_BUCKET = 1 << 10, 4 << 10
+"""Size up to which a blob is kept in the value of its slot, and all small ones of a bucket."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -41,7 +47,8 @@ class BucketState:
         last_watermark: the watermark of its last window; it never goes back.
         watermarks: watermarks of the operators before this one, by name.
         holds: earliest event times that their buckets hold back, by operator and bucket.
-        blobs: the runner's own blobs, by name.
+        blobs: the runner's own blobs by name, and in a slot the small ones of the operator.
+        large: names of the operator's other blobs; not kept in a group of one bucket.
         input_times: times of inputs, if any of them may be idle.
     """
 
@@ -52,6 +59,7 @@ class BucketState:
     holds: dict[str, int] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
     input_times: InputTimes = field(default_factory=dict)
+    large: set[str] = field(default_factory=set)
 
     def apply_progress(self, message: ProgressMessage, now: int) -> None:
         """Apply a progress message of an operator before this one, or of an input."""
@@ -101,6 +109,7 @@ class BucketState:
                 "ticks": self.watermarks,
                 "holds": self.holds,
                 **({"seen": self.input_times} if self.input_times else {}),
+                **({"large": sorted(self.large)} if self.large else {}),
                 "blobs": [[name, len(self.blobs[name])] for name in names],
             }
         )
@@ -111,37 +120,148 @@ def read_bucket_state(data: bytes | None, operator: str) -> BucketState:
     """Read a bucket's state, empty without data; raise StateError if it is damaged or newer."""
     if data is None:
         return BucketState()
+    head, at = _read_head(data, operator)
     try:
-        (size,) = _LENGTH.unpack_from(data)
-        at = _LENGTH.size + size
-        head = json.loads(data[_LENGTH.size : at])
-        if head["v"] > VERSION:
-            raise StateError(
-                f"state of operator {operator} has form {head['v']}, of a newer release; this"
-                f" reads {VERSION}. Nothing was overwritten: start that release."
-            )
         own = BucketState(head["wake"], head["held"], head["floor"], head["ticks"], head["holds"])
-        own.input_times = head.get("seen", {})
+        own.input_times, own.large = head.get("seen", {}), set(head.get("large", ()))
         for name, length in head["blobs"]:
             own.blobs[name] = data[at : at + length]
             at += length
-    except (KeyError, TypeError, ValueError, struct.error) as error:
-        raise StateError(f"state of operator {operator} is damaged: {error!r}.") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(operator, repr(error)) from error
     if at != len(data):
-        raise StateError(f"state of operator {operator} is damaged: it has another length.")
+        raise _damaged(operator, "it has another length")
     return own
 
 
-class SparkBlobs(Mapping[str, bytes]):
-    """The blobs of a bucket, as an operator's runner reads them."""
+def _read_head(data: bytes, operator: str) -> tuple[dict[str, Any], int]:
+    """Return the head of a value, and where it ends."""
+    try:
+        (size,) = _LENGTH.unpack_from(data)
+        at = _LENGTH.size + size
+        head: dict[str, Any] = json.loads(data[_LENGTH.size : at])
+        version = head["v"]
+    except (KeyError, TypeError, ValueError, struct.error) as error:
+        raise _damaged(operator, repr(error)) from error
+    if version > VERSION:
+        raise StateError(
+            f"state of operator {operator} has form {version}, of a newer release; this reads"
+            f" {VERSION}. Nothing was overwritten: start that release."
+        )
+    return head, at
 
-    def __init__(self, state: BucketState, values: MapState) -> None:
-        self._state, self._values = state, values
+
+def _damaged(operator: str, why: str) -> StateError:
+    return StateError(f"state of operator {operator} is damaged: {why}.")
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A bucket of a slot: its state as written, and as read when it is first used."""
+
+    written: bytes
+    wake_at: int | None
+    state: BucketState | None = None
+
+
+class GroupState:
+    """The states of the buckets of a group."""
+
+    def __init__(self, data: bytes | None, operator: str, bucket: int | None) -> None:
+        """Read the value of a group.
+
+        Args:
+            data: the value; None if the group has none yet.
+            operator: name of the operator, for errors.
+            bucket: the one bucket of the group; None for a slot.
+
+        Raises:
+            StateError: the value is damaged, or of a newer release.
+        """
+        self._before, self._operator, self._bucket = data, operator, bucket
+        self._entries: dict[int, _Entry] = {}
+        if bucket is not None:
+            state = read_bucket_state(data, operator)
+            self._entries[bucket] = _Entry(data or b"", state.wake_at, state)
+        elif data is not None:
+            self._read_slot(data)
+
+    def _read_slot(self, data: bytes) -> None:
+        head, at = _read_head(data, self._operator)
+        try:
+            for bucket, length, wake_at in head["buckets"]:
+                self._entries[bucket] = _Entry(data[at : at + length], wake_at)
+                at += length
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(self._operator, repr(error)) from error
+        if at != len(data):
+            raise _damaged(self._operator, "it has another length")
+
+    def bucket(self, number: int) -> BucketState:
+        """Return the state of a bucket, to be changed in place; empty if it has none yet."""
+        entry = self._entries.get(number)
+        if entry is None:
+            entry = self._entries[number] = _Entry(b"", None, BucketState())
+        if entry.state is None:
+            entry.state = read_bucket_state(entry.written, self._operator)
+        return entry.state
+
+    def buckets(self) -> list[int]:
+        """Return the buckets that have a state."""
+        return list(self._entries)
+
+    def due(self, watermark: int | None) -> set[int]:
+        """Return the buckets whose time has come."""
+        if watermark is None:
+            return set()
+        wakes = self._wakes().items()
+        return {bucket for bucket, wake in wakes if wake is not None and wake <= watermark}
+
+    def wake_at(self) -> int | None:
+        """Return the earliest event time at which a bucket needs a window; None for never."""
+        return min((wake for wake in self._wakes().values() if wake is not None), default=None)
+
+    def _wakes(self) -> dict[int, int | None]:
+        return {
+            bucket: entry.wake_at if entry.state is None else entry.state.wake_at
+            for bucket, entry in self._entries.items()
+        }
+
+    def blobs(self, bucket: int, values: MapState) -> SparkBlobs:
+        """Return the blobs of a bucket."""
+        return SparkBlobs(self.bucket(bucket), values, bucket if self._bucket is None else None)
+
+    def changed(self) -> bytes | None:
+        """Return the value of the group; None if it is as it was read."""
+        for entry in self._entries.values():
+            if entry.state is not None:
+                entry.written, entry.wake_at = entry.state.write(), entry.state.wake_at
+        data = self._write()
+        return None if data == self._before else data
+
+    def _write(self) -> bytes:
+        if self._bucket is not None:
+            return self._entries[self._bucket].written
+        entries = sorted(self._entries.items())
+        listed = [[bucket, len(one.written), one.wake_at] for bucket, one in entries]
+        head = canonical({"v": VERSION, "buckets": listed})
+        return b"".join([_LENGTH.pack(len(head)), head, *(one.written for _, one in entries)])
+
+
+class SparkBlobs(Mapping[str, bytes]):
+    """The blobs of a bucket, as an operator's runner reads them.
+
+    ``bucket`` is its number in a slot; None in a group of one bucket, whose operator's blobs are
+    all in the map state.
+    """
+
+    def __init__(self, state: BucketState, values: MapState, bucket: int | None) -> None:
+        self._state, self._values, self._bucket = state, values, bucket
 
     def __getitem__(self, name: str) -> bytes:
-        if name.startswith(runner_state.RUNNER_PREFIX):
+        if name in self._state.blobs:
             return self._state.blobs[name]
-        value = self._values.getValue((name,))
+        value = None if self._is_absent(name) else self._values.getValue(self._key(name))
         if value is None:
             raise KeyError(name)
         return bytes(value[0])
@@ -149,13 +269,16 @@ class SparkBlobs(Mapping[str, bytes]):
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
             return False
-        if name.startswith(runner_state.RUNNER_PREFIX):
+        if name in self._state.blobs or self._is_absent(name):
             return name in self._state.blobs
-        return bool(self._values.containsKey((name,)))
+        return self._bucket is not None or bool(self._values.containsKey(self._key(name)))
 
     def __iter__(self) -> Iterator[str]:
         yield from self._state.blobs
-        yield from sorted(str(key[0]) for key in self._values.keys())  # noqa: SIM118 - no mapping
+        if self._bucket is not None:
+            yield from sorted(self._state.large)
+        else:
+            yield from sorted(str(key[0]) for key in self._values.keys())  # noqa: SIM118 - no mapping
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -163,12 +286,42 @@ class SparkBlobs(Mapping[str, bytes]):
     def apply(self, changes: Changes) -> None:
         """Write the changes of a window; None removes a blob."""
         for name, blob in changes.items():
-            if name.startswith(runner_state.RUNNER_PREFIX):
+            if self._is_small(name, blob):
                 if blob is None:
                     self._state.blobs.pop(name, None)
                 else:
                     self._state.blobs[name] = bytes(blob)
+                if name in self._state.large:
+                    self._values.removeKey(self._key(name))
+                    self._state.large.remove(name)
             elif blob is None:
-                self._values.removeKey((name,))
+                self._values.removeKey(self._key(name))
             else:
-                self._values.updateValue((name,), (bytes(blob),))
+                self._state.blobs.pop(name, None)
+                self._values.updateValue(self._key(name), (bytes(blob),))
+                if self._bucket is not None:
+                    self._state.large.add(name)
+
+    def _key(self, name: str) -> tuple[str] | tuple[int, str]:
+        return (name,) if self._bucket is None else (self._bucket, name)
+
+    def _is_absent(self, name: str) -> bool:
+        """Return whether the map state is known to lack a name."""
+        if name.startswith(runner_state.RUNNER_PREFIX):
+            return True
+        return self._bucket is not None and name not in self._state.large
+
+    def _is_small(self, name: str, blob: bytes | None) -> bool:
+        """Return whether a blob belongs into the value of its group."""
+        if name.startswith(runner_state.RUNNER_PREFIX):
+            return True
+        if self._bucket is None:
+            return False
+        if blob is None:
+            return True
+        others = sum(
+            len(data)
+            for one, data in self._state.blobs.items()
+            if one != name and not one.startswith(runner_state.RUNNER_PREFIX)
+        )
+        return len(blob) <= SMALL_BYTES and others + len(blob) <= SMALL_BYTES_OF_BUCKET

@@ -37,6 +37,8 @@ from streambroker_core.control.runtime.spacing import (
 )
 from streambroker_core.control.tuples import ControlTuple, Delivery
 
+JOINED_ROWS, JOINED_BYTES = 10_000, 4 << 20
+"""Size from which joined batches are passed on; Spark's own batches have up to 10,000 rows."""
 BatchFunction = Callable[[pa.RecordBatch], "pa.RecordBatch | Iterable[pa.RecordBatch]"]
 
 
@@ -49,6 +51,9 @@ class OutputDataReader:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the emitted rows of a task."""
+        yield from join_batches(self._read(batches))
+
+    def _read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for kind, _, first, _, payload in read_output(batches, self.output):
             if kind == ROWS:
                 for rows, _ in read_positioned_rows(payload, first):
@@ -67,6 +72,9 @@ class OutputRowsReader:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the emitted rows of a task."""
+        yield from join_batches(self._read(batches))
+
+    def _read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tuples: dict[int, tuple[PositionedControl, ...]] = {}
         for kind, bucket, first, n, payload in read_output(batches, self.output):
             if kind == ROWS:
@@ -111,6 +119,24 @@ class PackedRowsReader:
                 if arrival.rows is not None:
                     rows, seq = arrival.rows.drop_columns([SEQ]), arrival.rows.column(SEQ)
                     yield mixed_rows(rows, seq, self.schema)
+
+
+def join_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join small batches of one schema, because Spark takes about the same time for any batch."""
+    small: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        small.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= JOINED_ROWS or size >= JOINED_BYTES:
+            yield _concat(small)
+            small, rows, size = [], 0, 0
+    if small:
+        yield _concat(small)
+
+
+def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def mixed_rows(batch: pa.RecordBatch, seq: pa.Array, schema: pa.Schema) -> pa.RecordBatch:

@@ -1,0 +1,108 @@
+"""The fixed cost of a micro-batch: operators on few rows, against what plain Spark takes for it.
+
+All queries run in one application, one after the other, on the same rate source into ``noop``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from measure import Figures, Settings, quantile, turns
+from pyspark.sql import DataFrame, SparkSession
+
+import streambroker as sb
+from pe_agent.spark.local_session import session
+
+PURPOSE = "ms of a micro-batch with few rows through operators, against plain Spark"
+PEER = "dropDuplicates"
+RATES = (1, 1_000)
+"""Rows a second."""
+WARM, COUNTED = 6, 20
+"""Micro-batches of a query before those that count, and those."""
+
+
+class Pass(sb.Operator):
+    """Passes rows on, which is the least that an operator does."""
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        """Pass rows on."""
+        self.emit(batch)
+
+
+def run(settings: Settings) -> Figures:
+    """Measure; the queries take turns."""
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # workers import the operator
+    figures, spark = Figures(), session("micro-batch")
+    rates = RATES[1:] if settings.quick else RATES
+    names = [f"{rate}/s: {way}" for rate in rates for way in WAYS]
+    try:
+        for round_ in settings.turns:
+            figures.yardstick() if round_ else None
+            for name in turns(names, round_):
+                took = _took(spark, name, settings, round_)
+                settings.say(f"{name}: p50 {quantile(took, 0.5):.0f} ms")
+                if round_:
+                    figures.add(f"{name}: p50", quantile(took, 0.5), "ms")
+                    figures.add(f"{name}: p90", quantile(took, 0.9), "ms")
+    finally:
+        spark.stop()
+    for rate in rates:
+        for way in WAYS:
+            if way != PEER:
+                over, under = f"{rate}/s: {way}: p50", f"{rate}/s: {PEER}: p50"
+                figures.ratio(f"{rate}/s: {way} / {PEER}", over, under)
+    figures.note(
+        f"local[2], two partitions behind the shuffle; p50 of {COUNTED} micro-batches after {WARM}"
+        " for each round; an operator has the default settings unless buckets are named."
+    )
+    return figures
+
+
+def _took(spark: SparkSession, name: str, settings: Settings, round_: int) -> list[float]:
+    """Return the milliseconds of the micro-batches that count of one query."""
+    rate, _, way = name.partition("/s: ")
+    rows = spark.readStream.format("rate").option("rowsPerSecond", rate).load()
+    frame = WAYS[way](rows.selectExpr("value % 1000 AS k", "value AS v", "timestamp AS t"))
+    place = settings.place / f"checkpoint-{round_}-{name.replace('/', '-')}"
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(place))
+    query = writer.start()
+    took: dict[int, float] = {}
+    try:
+        while len(took) < WARM + COUNTED:
+            if query.exception() is not None or not query.isActive:
+                raise RuntimeError(f"{name} has ended: {query.exception()}")
+            query.awaitTermination(1)
+            for one in query.recentProgress:
+                if one.numInputRows and "addBatch" in one.durationMs:
+                    took[one.batchId] = float(one.durationMs["triggerExecution"])
+    finally:
+        query.stop()
+    return [took[number] for number in sorted(took)][WARM:]
+
+
+def _operators(rows: DataFrame, *, count: int = 1, buckets: int | None = None) -> DataFrame:
+    stream: Any = sb.stream(rows)
+    for number in range(count):
+        options = sb.OperatorOptions(buckets=buckets)
+        stream = stream.key_by("k").apply(Pass, name=f"pass-{number}", options=options)
+    frame: DataFrame = stream.to_df()
+    return frame
+
+
+def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+WAYS: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "mapInArrow": lambda rows: rows.mapInArrow(_same, rows.schema),
+    PEER: lambda rows: rows.dropDuplicates(["k", "v"]),
+    "operator": _operators,
+    "operator, 8 buckets": partial(_operators, buckets=8),
+    "2 operators": partial(_operators, count=2),
+    "4 operators": partial(_operators, count=4),
+}
