@@ -116,7 +116,11 @@ class Stage:
         for group in sorted({self.group_of(row["bucket"]) for row in rows}):
             self.group = group
             given = pd.DataFrame(
-                [{**row, "now": now * 1000} for row in rows if self.group_of(row["bucket"]) == group]
+                [
+                    {**row, "now": now * 1000}
+                    for row in rows
+                    if self.group_of(row["bucket"]) == group
+                ]
             )
             out += runs.handleInputRows((group,), iter([given]), times)
         for group, at in sorted(self.timers):

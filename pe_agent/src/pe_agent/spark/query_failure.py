@@ -28,6 +28,11 @@ _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$')
 _ERROR = re.compile(r"^(?P<type>[A-Za-z_][\w.$]*)(?:: (?P<message>.*))?$")
 _CONDITION = re.compile(r"^\[(?P<code>[A-Z][A-Z0-9_.]*)\] ?(?P<message>.*)$", re.DOTALL)
+KEY_SCHEMA_CHANGED = "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE"
+_OTHER_GROUPS = re.compile(
+    r"Existing key_schema=StructType\((StructField\(key,StructType\()?"
+    r"StructField\((?P<column>slot|bucket),IntegerType"
+)
 _END = re.compile(r"^(\s*$|\s+at |Caused by|Driver stacktrace|JVM stacktrace)")
 _OWN_PACKAGES = ("streambroker_core.", "pe_agent.")
 _LIBRARIES = re.compile(
@@ -129,7 +134,19 @@ def _parse_spark_cause(text: str) -> Failure:
     return Failure(
         type=kind.rpartition(".")[2],
         code=code,
-        message=condition["message"] if condition else message,
+        message=f"{condition['message'] if condition else message}{_remedy(code, message)}",
+    )
+
+
+def _remedy(code: str | None, message: str) -> str:
+    """Return what to do about an error that Spark reports in terms of its state store."""
+    groups = _OTHER_GROUPS.search(message) if code == KEY_SCHEMA_CHANGED else None
+    if groups is None:
+        return ""
+    began = f"{groups['column']}s"
+    return (
+        f"\nThe checkpoint began with another grouping of buckets: pass"
+        f' OperatorOptions(groups="{began}") to go on with it, or start a new checkpoint.'
     )
 
 
