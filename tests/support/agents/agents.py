@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from pe_agent.agent.state.store import Store
+from pe_agent.transport import agent_client
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.flight_errors import AgentRefusedError
@@ -112,6 +113,8 @@ class AgentProcess:
         self.line = first_line(process.stdout, START_SECONDS, f"agent of {self.job} listening")
         assert "listening on" in self.line, f"agent of {self.job}: {self.log.read_text()}"
         self.port = int(self.address["port"])
+        # A connection to an agent that was killed waits up to half a second until it tries again.
+        agent_client._clients.pop((os.getpid(), self.location), None)
         return self
 
     def refusal(self) -> str:

@@ -36,7 +36,7 @@ from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store as AgentStore
 from pe_agent.aligned.file_ends import EndOfFile
 from pe_agent.aligned.runtime import progress_messages as notes
-from pe_agent.aligned.runtime.state_store import BucketState
+from pe_agent.aligned.runtime.state_store import BucketState, GroupState
 from pe_agent.aligned.timeout_ticks import TickPlan
 from pe_agent.cep import metrics_reporter as figuring
 from pe_agent.log.commit import Committer
@@ -474,7 +474,15 @@ def operator_state() -> dict[str, Any]:
         wake_at=1, held_at=2, last_watermark=3, watermarks={"op": 4}, holds={"op.1": 5},
         blobs={"~meta": b"{}"}, input_times={"in": [6, 7]},
     )  # fmt: skip
-    return {"own": own.write().hex(" ", -8), "keyed": _blobs(keyed.changes())}
+    group = GroupState(None, "op", None)
+    group.bucket(3).blobs, group.bucket(3).wake_at = {"~meta": b"{}", "small": b"s"}, 7
+    group.bucket(5).large = {"pages"}
+    slot = group.changed() or b""
+    return {
+        "own": own.write().hex(" ", -8),
+        "slot": slot.hex(" ", -8),
+        "keyed": _blobs(keyed.changes()),
+    }
 
 
 def _blobs(blobs: Mapping[str, bytes | None]) -> dict[str, Any]:
