@@ -14,8 +14,10 @@ from typing import Any
 import pyarrow as pa
 from measure import Figures, Settings, quantile, turns
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import streambroker as sb
+from pe_agent.aligned.runtime import hosting
 from pe_agent.spark.local_session import session
 
 PURPOSE = "ms of a micro-batch with few rows through operators, against plain Spark"
@@ -98,9 +100,42 @@ def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
+class Hop(StatefulProcessor):
+    """Reads and writes one value of 1 kB, which is the least that an operator with state does."""
+
+    def init(self, handle: Any) -> None:
+        """Open the state."""
+        self._value = handle.getValueState("value", "blob binary")
+
+    def handleInputRows(  # noqa: N802 - Spark's name
+        self,
+        key: Any,
+        rows: Iterator[Any],
+        timerValues: Any,  # noqa: N803 - Spark's name
+    ) -> Iterator[Any]:
+        """Count the rows of a group."""
+        import pandas as pd
+
+        count = sum(len(frame) for frame in rows)
+        self._value.get()
+        self._value.update((bytes(1_000),))
+        yield pd.DataFrame({"k": [key[0]], "n": [count]})
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _hop(rows: DataFrame) -> DataFrame:
+    """Return a bare hop with two groups; it lacks what brings rows to it and out again."""
+    hosting.prepare_session(rows.sparkSession)
+    groups = rows.withColumn("k", rows.k % 2).groupBy("k")
+    return groups.transformWithStateInPandas(Hop(), "k bigint, n bigint", "append", "None")
+
+
 WAYS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "mapInArrow": lambda rows: rows.mapInArrow(_same, rows.schema),
     PEER: lambda rows: rows.dropDuplicates(["k", "v"]),
+    "bare hop with state": _hop,
     "operator": _operators,
     "operator, 8 buckets": partial(_operators, buckets=8),
     "2 operators": partial(_operators, count=2),

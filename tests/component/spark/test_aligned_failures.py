@@ -124,7 +124,7 @@ def test_control_that_a_receiver_does_not_know_or_that_was_changed_is_refused(
     assert "a control row contains no control tuple" in reported
 
 
-@pytest.mark.parametrize("tried", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("tried", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_a_checkpoint_of_another_kind_is_refused_and_not_overwritten(
     spark: SparkSession, tmp_path: Path, tried: int
 ) -> None:

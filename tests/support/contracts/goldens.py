@@ -456,7 +456,9 @@ def spark() -> Any:
     variables: list[list[str]] = []
     handle = mock.Mock()
     for way in ("getValueState", "getMapState"):
-        getattr(handle, way).side_effect = lambda *a, way=way: variables.append([way, *a])
+        getattr(handle, way).side_effect = lambda name, *columns, way=way: variables.append(
+            [way, name, *(one.simpleString() for one in columns)]
+        )
     for slots in (True, False):
         open_states(handle, slots=slots)
     return {
