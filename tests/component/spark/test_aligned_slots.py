@@ -9,6 +9,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from pe_agent.aligned.runtime.hosting import SHUFFLE_PARTITIONS
 from pe_agent.aligned.runtime.state_reader import read_states
 from pe_agent.datasource.slots import slot_keys, spark_hash
 from streambroker import cause
@@ -27,13 +28,16 @@ WINDOWS = [
 def sums(
     spark: SparkSession, folder: Path, until: int, *, partitions: int, groups: str = "slots"
 ) -> dict[int, list[tuple[Any, ...]]]:
-    """Run the first windows with 64 buckets in a session with a number of partitions."""
-    session = spark.newSession()
-    session.conf.set("spark.sql.shuffle.partitions", str(partitions))
-    source = scripted(session, folder / "source", WINDOWS[:until]).key_by("k")
+    """Run the first windows with 64 buckets, while the session has a number of partitions."""
+    source = scripted(spark, folder / "source", WINDOWS[:until]).key_by("k")
     options = OperatorOptions(groups=groups)
     made = source.apply(Totals, name="totals", schemas=Totals.SCHEMAS, options=options)
-    return collected(made.outputs["sums"].to_df(), folder / "ck")
+    before = str(spark.conf.get(SHUFFLE_PARTITIONS))
+    spark.conf.set(SHUFFLE_PARTITIONS, str(partitions))
+    try:
+        return collected(made.outputs["sums"].to_df(), folder / "ck")
+    finally:
+        spark.conf.set(SHUFFLE_PARTITIONS, before)
 
 
 def test_the_hash_of_slots_is_that_of_spark(spark: SparkSession) -> None:
