@@ -57,7 +57,7 @@ images: $(READY) ## build the images of the broker and of Spark (needs docker, o
 ##@ Test
 
 .PHONY: test
-test: $(READY) ## checks and tests; those on an API server only if `make kube-assets` was run: about 25 minutes
+test: $(READY) ## checks and tests; those on an API server only if `make kube-assets` was run: about 30 minutes
 	$(MAPPED) $(BIN)/python tests/run.py -m "not long and not node" --durations 20
 
 .PHONY: test-all
