@@ -49,7 +49,7 @@ class RowPacker:
         """Yield the buffered rows, packed."""
         if not self._rows:
             return
-        rows, seq = _concat(self._batches), pa.concat_arrays(self._numbers)
+        rows, seq = concat(self._batches), pa.concat_arrays(self._numbers)
         self._batches, self._numbers, self._rows, self._bytes = [], [], 0, 0
         if not _is_ascending(seq):
             order = pc.sort_indices(seq)
@@ -57,7 +57,8 @@ class RowPacker:
         yield pack(rows, self._layout, seq)
 
 
-def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return batches as one; a single one is not copied."""
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 

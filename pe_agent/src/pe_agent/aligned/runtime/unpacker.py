@@ -29,6 +29,7 @@ from pe_agent.aligned.runtime.packer import read_output, unpack_tuples
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.packing import RUNNING_BITS, by_bucket, unpack
+from streambroker_core.control.runtime.row_packer import concat
 from streambroker_core.control.runtime.spacing import (
     derive_positions,
     position_before,
@@ -129,14 +130,10 @@ def join_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         small.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows >= JOINED_ROWS or size >= JOINED_BYTES:
-            yield _concat(small)
+            yield concat(small)
             small, rows, size = [], 0, 0
     if small:
-        yield _concat(small)
-
-
-def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        yield concat(small)
 
 
 def mixed_rows(batch: pa.RecordBatch, seq: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
