@@ -35,6 +35,12 @@ def warn_deprecated(old: str, new: str, *, stacklevel: int = 3) -> None:
     )
 
 
+CHANGED_DELIVERY = (
+    "a control tuple without a delivery is delivered with END_WINDOW, before it was BEGIN: name the"
+    " delivery"
+)
+"""Warning of REST and the command line, for one release."""
+
 _warned_defaults: set[str] = set()
 
 

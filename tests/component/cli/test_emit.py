@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from streambroker_core.deprecation import CHANGED_DELIVERY
 from support.agents.emitting import LOG, command_agent
 from support.brokers.commands import Cli
 
@@ -22,8 +23,18 @@ async def test_a_tuple_goes_to_the_importers_of_an_export_by_any_of_its_names(
 
     assert [code for code, _, _ in said] == [0] * 4
     assert said[0][1] == f"export default/feed/0/trades emitted EndOfDay {LOG}/0\n"
-    what = {"type": "EndOfDay", "payload": {"day": "2013-01-01"}, "delivery": "BEGIN"}
+    what = {"type": "EndOfDay", "payload": {"day": "2013-01-01"}, "delivery": "END_WINDOW"}
     assert [one.body["what"] for one in agent.done] == [what] * 4
+
+
+async def test_a_note_names_the_changed_default_only_without_a_delivery(applied: Cli) -> None:
+    async with command_agent(applied.rest, FEED) as agent:
+        _, _, without = await applied("emit", "feed/0", "a")
+        _, _, given = await applied("emit", "feed/0", "a", "--delivery", "BEGIN")
+
+    assert without == f"streambroker: note: {CHANGED_DELIVERY}\n"
+    assert given == ""
+    assert [one.body["what"]["delivery"] for one in agent.done] == ["END_WINDOW", "BEGIN"]
 
 
 @pytest.mark.parametrize("aim", ["feed/0", "pe/feed/0"])
@@ -85,7 +96,7 @@ async def test_an_agent_that_is_away_is_asked_again(applied: Cli) -> None:
 
 async def test_in_the_end_it_is_said_how_to_repeat_the_request(applied: Cli) -> None:
     mine = ("--timeout", "0.2", "--request-id", "mine")
-    code, out, err = await applied("emit", "feed/0/trades", "a", *mine)
+    code, out, err = await applied("emit", "feed/0/trades", "a", "--delivery", "BEGIN", *mine)
 
     assert (code, out) == (4, "")
     assert err.startswith("streambroker: AgentAway: No agent of default/feed/0 has registered.")

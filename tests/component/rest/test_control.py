@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from streambroker_core.deprecation import CHANGED_DELIVERY
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import hints
 from streambroker_core.wire.broker.agent_commands import APPEND, EMIT, EMITTED, ENTRY
@@ -69,6 +70,19 @@ async def test_a_tuple_for_operators_goes_to_the_control_log(pair: Rest) -> None
     whats = [one.body["what"] for one in agent.done[:2]]
     assert whats[0]["target"] == {"operator": "multiply"}
     assert whats[1] == {**TUPLE, "target": {"operator": "a", "bucket": 1}}
+
+
+@pytest.mark.parametrize("path", [CONTROL, f"{FEED}/control"])
+async def test_a_tuple_without_a_delivery_takes_the_common_default_with_a_warning(
+    pair: Rest, path: str
+) -> None:
+    async with command_agent(pair, FEED) as agent:
+        without = await pair("POST", path, {"type": "SetFactor"})
+        given = await pair("POST", path, TUPLE)
+
+    assert [one.body["what"]["delivery"] for one in agent.done] == ["END_WINDOW"] * 2
+    assert without.body["warnings"] == [CHANGED_DELIVERY]
+    assert (without.status, given.status, "warnings" in given.body) == (201, 201, False)
 
 
 async def test_the_same_request_sends_one_tuple_and_those_of_others_are_apart(

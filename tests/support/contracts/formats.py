@@ -364,7 +364,8 @@ def agent_tables() -> dict[str, Any]:
         store.write(
             "INSERT OR REPLACE INTO publishers VALUES (?, ?)", publisher.export, json.dumps(state)
         )
-        ControlLog(store, lambda: None).append("request", {"type": "T", "payload": {"a": 1}})
+        request = {"type": "T", "payload": {"a": 1}, "delivery": "BEGIN"}
+        ControlLog(store, lambda: None).append("request", request)
         kept = {
             name: store.query(f"SELECT * FROM {name}") for name in ("publishers", "control_log")
         }
@@ -441,7 +442,9 @@ def control_tuples() -> dict[str, Any]:
         lines = (place / "control").read_text().splitlines()
     return {
         "json": [envelope.encode(tuple_()), envelope.encode(timed)],
-        "asked for": ControlRequest(type="T", text="[1]", target=timed.target).encode(),
+        "asked for": ControlRequest(
+            type="T", text="[1]", delivery=Delivery.BEGIN, target=timed.target
+        ).encode(),
         "of an epoch": placing.encode([(0, tuple_()), (9, timed)]).decode(),
         "payloads": [list(payloads.encode(one)) for one in said],
         "notes": notes.encode(held).decode(),

@@ -139,4 +139,9 @@ def test_an_emission_gets_its_identity_from_the_log_that_takes_it() -> None:
     named = emission.with_identity("log", 7)
     assert (named.id, named.emitter, named.seq, named.epoch) == ("log/7", "log", 7, 0)
     assert (named.payload, named.at, named.target.key) == ({"x": 1}, -5, ("k", 1))
-    assert parse_control_request({"type": "set"}) == ControlRequest(type="set")
+
+
+def test_a_request_without_a_delivery_is_for_the_end_of_the_window() -> None:
+    assert parse_control_request({"type": "set"}) == ControlRequest(
+        type="set", text="null", delivery=Delivery.END_WINDOW
+    )

@@ -38,7 +38,7 @@ class ControlRequest:
 
     type: str
     text: str = "null"
-    delivery: Delivery = Delivery.BEGIN
+    delivery: Delivery = Delivery.END_WINDOW
     at: int | None = None
     target: Target = ALL_TARGETS
 
@@ -73,8 +73,8 @@ class ControlRequest:
         return out
 
 
-def parse_control_request(data: object, default: Delivery = Delivery.BEGIN) -> ControlRequest:
-    """Read a request; ``default`` is the delivery if none is named.
+def parse_control_request(data: object) -> ControlRequest:
+    """Read a request. Without ``delivery`` it is ``END_WINDOW``.
 
     Raises:
         ManifestError: a field is missing or wrong; the error names it.
@@ -84,7 +84,7 @@ def parse_control_request(data: object, default: Delivery = Delivery.BEGIN) -> C
     fields.allow_only(_FIELDS)
     if not fields.has("type"):
         raise fields.error_at("type", "is required")
-    name = fields.text("delivery", default.value)
+    name = fields.text("delivery", Delivery.END_WINDOW.value)
     if name not in DELIVERIES:
         raise fields.error_at("delivery", f"is {name!r}; it has to be {' or '.join(DELIVERIES)}")
     delivery = DELIVERIES[name]

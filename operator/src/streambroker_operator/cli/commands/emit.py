@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from streambroker_core.control.tuples import Delivery
 from streambroker_core.control.tuples.envelope import DELIVERIES
+from streambroker_core.deprecation import CHANGED_DELIVERY
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey, PortKey
 from streambroker_operator.cli.io.client import BrokerClient
-from streambroker_operator.cli.io.errors import OK, UsageError
+from streambroker_operator.cli.io.errors import OK, UsageError, print_notes
 from streambroker_operator.cli.io.manifest_files import read_value
 from streambroker_operator.cli.io.options import (
     add_output,
@@ -53,9 +55,8 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--delivery",
         type=one_of(*DELIVERIES),
-        default="BEGIN",
         metavar="|".join(DELIVERIES),
-        help="when operators get it; default BEGIN",
+        help="when operators get it; default END_WINDOW",
     )
     command.add_argument(
         "--at", metavar="TIME", help="with AT_TIME: event time, in microseconds or as ISO 8601"
@@ -106,7 +107,10 @@ def _emit(options: argparse.Namespace) -> int:
 
 
 def _body(options: argparse.Namespace) -> dict[str, Any]:
-    request: dict[str, Any] = {"type": options.type, "delivery": options.delivery}
+    if options.delivery is None:
+        print_notes([CHANGED_DELIVERY])
+    delivery = options.delivery or Delivery.END_WINDOW.value
+    request: dict[str, Any] = {"type": options.type, "delivery": delivery}
     if options.payload is not None:
         request["payload"] = read_value(options.payload)
     if options.at is not None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from streambroker_core.control.tuples.request import parse_control_request
+from streambroker_core.deprecation import CHANGED_DELIVERY
 from streambroker_core.model import Export, PeKey
 from streambroker_core.wire.broker import agent_commands as wire
 from streambroker_core.wire.broker.agent_commands import AgentCommand, CommandResult, make_command
@@ -47,9 +48,9 @@ routes = web.RouteTableDef()
 async def emit(request: web.Request) -> web.Response:
     """Send a control tuple to the importers of an export."""
     key = require_resource(request, Export).key
-    control = parse_control_request(await json_body(request)).encode()
+    control, warnings = _parse_control(await json_body(request))
     body = {"export": key.port, "request": _request_id(request), "what": control}
-    return await _append(request, key.owner, wire.EMIT, body)
+    return await _append(request, key.owner, wire.EMIT, body, warnings)
 
 
 @routes.get(EMIT + TUPLE)
@@ -63,11 +64,11 @@ async def get_emitted(request: web.Request) -> web.Response:
 async def send(request: web.Request) -> web.Response:
     """Send a control tuple to a job's own operators, through the control log of the PE's agent."""
     pe = require_pe(request)
-    control = parse_control_request(
+    control, warnings = _parse_control(
         _with_operator(await json_body(request), request.query.get("operator"))
     )
-    body = {"request": _request_id(request), "what": control.encode()}
-    return await _append(request, pe, wire.APPEND, body)
+    body = {"request": _request_id(request), "what": control}
+    return await _append(request, pe, wire.APPEND, body, warnings)
 
 
 @routes.get(SEND + TUPLE)
@@ -85,6 +86,12 @@ async def fetch(request: web.Request) -> web.Response:
     response = json_answer(wire.encode_commands(commands), headers={"Cache-Control": "no-store"})
     response[QUIET] = True
     return response
+
+
+def _parse_control(body: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return a control tuple as agents read it, and warnings for the caller."""
+    control = parse_control_request(body).encode()
+    return control, [] if Fields(body).has("delivery") else [CHANGED_DELIVERY]
 
 
 def _with_operator(body: Any, operator: str | None) -> Any:
@@ -109,12 +116,17 @@ def _request_id(request: web.Request) -> str:
 
 
 async def _append(
-    request: web.Request, pe: PeKey, action: str, body: Mapping[str, Any]
+    request: web.Request,
+    pe: PeKey,
+    action: str,
+    body: Mapping[str, Any],
+    warnings: Sequence[str],
 ) -> web.Response:
     result = await _execute(request, pe, make_command(action, body))
     query = f"?namespace={pe.namespace}" if "namespace" in request.query else ""
     location = f"{request.path}/{result['id']}{query}"
-    return json_answer(result, status=201, headers={"Location": location})
+    answer = {**result, **({"warnings": list(warnings)} if warnings else {})}
+    return json_answer(answer, status=201, headers={"Location": location})
 
 
 async def _state(
