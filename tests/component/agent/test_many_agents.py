@@ -20,6 +20,8 @@ from support.processes.frozen import frozen
 from support.processes.ports import free_port
 from support.processes.waiting import until
 
+pytestmark = pytest.mark.slow
+
 PORTS = (
     "spread",
     "filtered",

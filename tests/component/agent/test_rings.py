@@ -87,6 +87,7 @@ class Relay:
         return ""
 
 
+@pytest.mark.slow
 def test_jobs_that_wait_for_each_other_end_with_the_ring_in_the_message(
     jobs: tuple[AgentProcess, AgentProcess],
 ) -> None:

@@ -120,6 +120,7 @@ async def test_a_report_with_a_wrong_fellow_is_refused_and_changes_nothing(
     assert (await column(cli))["feed/0"] == "1"
 
 
+@pytest.mark.slow
 async def test_what_real_agents_say_of_their_fellows_reaches_get_pes(
     tmp_path: Path, cli: Cli
 ) -> None:

@@ -113,6 +113,7 @@ def test_one_request_at_both_replicas_is_one_tuple(
     assert len(agent.requests) == 1
 
 
+@pytest.mark.slow
 def test_when_the_one_that_leads_is_killed_the_request_is_repeated_and_makes_one_tuple(
     api: ApiServer, replicas: list[Operator], namespace: str
 ) -> None:

@@ -408,6 +408,7 @@ def test_while_one_definition_is_gone_the_other_kind_is_followed(
         assert followed.health().reason == "CrdMissing"
 
 
+@pytest.mark.slow
 @one_now_and_both_at_length
 def test_after_a_restore_of_etcd_the_list_decides_and_what_persists_is_kept(
     own: ClusterObjects, feeder: FeederName, tmp_path: Path

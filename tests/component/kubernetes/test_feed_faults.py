@@ -163,6 +163,7 @@ def play(objects: ClusterObjects, followed: Followed, plan: list[object]) -> Non
     followed.await_scan(objects.api, namespaces)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feeder", ["reflector", "kopf"])
 def test_whatever_goes_wrong_nothing_is_torn_down_and_the_board_comes_right(
     api: ApiServer, namespace: str, feeder: FeederName, monkeypatch: pytest.MonkeyPatch

@@ -106,6 +106,7 @@ def test_who_is_terminated_lets_the_other_lead_within_three_seconds(
     raise AssertionError(f"it took {took} s")
 
 
+@pytest.mark.slow
 def test_who_is_killed_is_followed_when_its_lease_has_run_out(
     api: ApiServer, namespace: str
 ) -> None:

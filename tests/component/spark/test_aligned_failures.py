@@ -59,10 +59,11 @@ def refused(stream: Stream, checkpoint: Path) -> str:
     return str(failure(stream, checkpoint))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "why"),
     [
-        ("payload", "Handle.file holds a builtins.object, which cannot be written"),
+        ("payload", "ControlInvalid: Handle.file holds a builtins.object, which cannot be written"),
         pytest.param("thread", "operator Multiply emits from another thread", marks=LONG),
         pytest.param(
             "limit",
@@ -71,12 +72,24 @@ def refused(stream: Stream, checkpoint: Path) -> str:
         ),
     ],
 )
-def test_a_window_that_fails_says_why_and_leaves_no_trace(
-    spark: SparkSession, tmp_path: Path, way: str, why: str
+def test_a_window_that_fails_says_why_first_and_leaves_no_trace(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str, why: str
 ) -> None:
     source, checkpoint = scripted(spark, tmp_path, SCRIPT).key_by("k"), tmp_path / "ck"
     failing = multiplied(source, partial(Failing, way), limits=Limits(tuples=5))
-    assert why in refused(failing, checkpoint)
+    query = failing.foreach_batch(counted, checkpoint=checkpoint)
+    with pytest.raises(StreamingQueryException) as raised:
+        query.awaitTermination()
+    found = sb.cause(query)
+    assert found is not None
+    assert found.type == "ControlError"
+    assert why in str(found)
+    assert found.place is not None
+    assert "operators.py:" in found.place
+    assert str(raised.value).startswith(str(found))
+    assert str(query.exception()).startswith(str(found))
+    reported = f"failed: {found.code}: "
+    until(lambda: any(reported in one for one in caplog.messages), 30.0, "the cause is logged")
     rows = collected(multiplied(source, Multiply).to_df(), checkpoint)
     assert {window: sorted(v for _, v, _ in found) for window, found in rows.items()} == {
         1: [5, 6, 7, 8],
@@ -84,29 +97,7 @@ def test_a_window_that_fails_says_why_and_leaves_no_trace(
     }
 
 
-def test_the_cause_of_a_window_that_failed_comes_first(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    source = scripted(spark, tmp_path, SCRIPT).key_by("k")
-    failing = multiplied(source, partial(Failing, "payload"))
-    error, began = failure(failing, tmp_path / "ck-cause"), "ControlInvalid: Handle.file holds a"
-    found = sb.cause(error)
-    assert found is not None
-    assert (found.type, found.code, str(found)[: len(began)]) == (
-        "ControlError", "ControlInvalid", began,
-    )  # fmt: skip
-    assert found.place is not None
-    assert "operators.py:" in found.place
-    query = failing.foreach_batch(counted, checkpoint=tmp_path / "ck-first")
-    with pytest.raises(StreamingQueryException) as raised:
-        query.awaitTermination()
-    first = str(sb.cause(query))
-    assert str(raised.value).startswith(first)
-    assert str(query.exception()).startswith(first)
-    reported = f"failed: {began}"
-    until(lambda: any(reported in one for one in caplog.messages), 30.0, "the cause is logged")
-
-
+@pytest.mark.slow
 def test_control_that_a_receiver_does_not_know_or_that_was_changed_is_refused(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -124,6 +115,7 @@ def test_control_that_a_receiver_does_not_know_or_that_was_changed_is_refused(
     assert "a control row contains no control tuple" in reported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tried", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_a_checkpoint_of_another_kind_is_refused_and_not_overwritten(
     spark: SparkSession, tmp_path: Path, tried: int

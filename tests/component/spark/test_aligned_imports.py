@@ -147,6 +147,7 @@ def first(stream: Stream) -> Stream:
     return multiplied(stream, name="first", report=False).where("v != 3").select("k", "v")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "through", [steps, *(pytest.param(one, marks=pytest.mark.long) for one in (code, union, first))]
 )
@@ -168,6 +169,7 @@ def test_control_of_an_import_passes_whatever_comes_before_the_operator(
     assert sum(len(ids) for ids in windows.applied.values()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("idle", ["a", pytest.param("b", marks=pytest.mark.long)])
 def test_of_two_imports_one_brings_the_control_log_also_when_it_or_the_other_is_idle(
     jobs: Session, idle: str

@@ -59,6 +59,7 @@ def seen_by(
     return list(reported(seen(folder, query), names_of(SCRIPT)).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -112,6 +113,7 @@ def test_mergeable_tuples_end_no_window_and_of_those_in_one_the_last_holds(jobs:
     assert seen_by(jobs, importer, "in", mergeable=(Note,)) == ["c D1 a D2 D3 D4 D5 d"]
 
 
+@pytest.mark.slow
 def test_a_tuple_keeps_its_epoch_and_its_emitter(jobs: Session) -> None:
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
     published(jobs, source(jobs, exporter), "out")

@@ -53,11 +53,13 @@ def killed(
     return written(folder)
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_window_changes_nothing(tmp_path: Path) -> None:
     """A-22 and A-23: the window runs again, with the same identities, state and rows."""
     assert killed(tmp_path / "wild", [1]) == CALM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "windows",
     [[1], *(pytest.param(one, marks=pytest.mark.long) for one in ([0], [2], [3], [0, 1, 2, 3]))],

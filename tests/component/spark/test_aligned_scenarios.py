@@ -89,6 +89,7 @@ def test_deliveries_do_not_depend_on_partitions_batches_and_shuffles(
     assert {where: found for where, found in log.items() if "sink" in where} == of_sink
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [pytest.param(1, marks=LONG), 3])
 def test_a_stream_cut_into_windows_keeps_its_order(
     spark: SparkSession, tmp_path: Path, cut: int
@@ -137,6 +138,7 @@ def copies(graph: Graph) -> int:
     return sum(count[name] for name in last_of(graph))
 
 
+@pytest.mark.slow
 @SPREAD
 def test_answers_and_emissions_come_as_the_model_says(
     spark: SparkSession, tmp_path: Path, tasks: int, partitions: int
@@ -195,6 +197,7 @@ def test_a_diamond_delivers_once_per_port_after_the_rows_of_both(
     assert reported(log, names_of(script), "two")[0].split().count("a") == 2
 
 
+@pytest.mark.slow
 @SPREAD
 def test_tuples_wait_for_their_event_time_also_behind_an_operator(
     spark: SparkSession, tmp_path: Path, tasks: int, partitions: int

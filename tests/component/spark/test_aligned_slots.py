@@ -62,6 +62,7 @@ def test_each_partition_has_one_group_and_a_checkpoint_keeps_their_number(
     assert len(again[2]) == len(read_states(spark, tmp_path / "ck", "totals")) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("began", [pytest.param("slots", marks=pytest.mark.long), "buckets"])
 def test_a_checkpoint_keeps_the_groups_it_began_with(
     spark: SparkSession, tmp_path: Path, began: str

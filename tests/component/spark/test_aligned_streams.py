@@ -66,6 +66,7 @@ def test_a_function_on_batches_may_make_any_number_of_rows(
     assert reported(log, names_of(script)) == {0: "D1 D1 a D2 D2 b"}
 
 
+@pytest.mark.slow
 def test_control_goes_around_code_that_knows_nothing_of_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -263,6 +264,7 @@ def values(of: DataFrame, checkpoint: Path) -> dict[int, list[int]]:
     return {window: [row[0] for row in some] for window, some in rows.items()}
 
 
+@pytest.mark.slow
 def test_one_frame_feeds_several_queries_each_with_its_own_state(
     spark: SparkSession, tmp_path: Path
 ) -> None:

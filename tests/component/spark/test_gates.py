@@ -22,6 +22,7 @@ def gated(relay: PE) -> bool:
     return bool(query["gated"])
 
 
+@pytest.mark.slow
 def test_while_its_export_is_full_a_relay_holds_no_task_and_loses_nothing(
     jobs: Session, tmp_path: Path
 ) -> None:

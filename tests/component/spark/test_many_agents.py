@@ -23,6 +23,7 @@ from support.spark.session import SECONDS, Session, exporter_status
 SCHEMA = "line bigint, price double, name string"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:agents= of pe_agent.start:DeprecationWarning")
 def test_rows_from_three_agents_arrive_once_whichever_of_them_is_killed(
     jobs: Session, tmp_path: Path

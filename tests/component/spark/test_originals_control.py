@@ -28,6 +28,7 @@ def test_one_generator_counts_over_all_windows_and_each_receiver_gets_each_count
         assert sum(rows for *_, rows in seen) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("immediate", [False, True], ids=["end_window", "immediate"])
 def test_each_of_two_generators_sends_its_own_count(
     spark: SparkSession, tmp_path: Path, immediate: bool

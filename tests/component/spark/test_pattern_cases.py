@@ -191,6 +191,7 @@ def test_cases_of_an_operator_step_by_step(
     assert late == [(case["id"], i) for case in STEPPED for i in case.get("late", ())]
 
 
+@pytest.mark.slow
 def test_cases_in_processing_time(spark: SparkSession, tmp_path: Path) -> None:
     """Their windows are so wide that the clock of the machine will do, or there are none."""
 

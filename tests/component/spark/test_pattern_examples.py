@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 EXAMPLES = Path(__file__).parents[3] / "examples" / "04-patterns"
 
 
+@pytest.mark.slow
 def test_rules_of_a_directory_change_while_the_example_runs(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ def rule(name: str, version: int, *lines: int) -> dict[str, Any]:
     return {"id": name, "version": version, "pattern": {"stages": stages}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "selectors",
     [

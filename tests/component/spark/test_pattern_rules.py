@@ -194,6 +194,7 @@ def found(played: Play) -> Counter[tuple[str, int, str]]:
     return Counter((row["rule"], row["version"], letters(row)) for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [pytest.param("as it comes", marks=pytest.mark.long), "stopped and started with other rules"],

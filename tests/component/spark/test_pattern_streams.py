@@ -86,6 +86,7 @@ FUNCTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_rule_that_fails_is_off_in_all_buckets_from_the_next_window_on(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -143,6 +144,7 @@ class _OfShop(DirectoryDiscoverer):
         return self._shop.rules
 
 
+@pytest.mark.slow
 def test_how_many_rows_wait_for_the_watermark_is_reported(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -162,6 +164,7 @@ def test_how_many_rows_wait_for_the_watermark_is_reported(
     played.stop()
 
 
+@pytest.mark.slow
 def test_rules_stay_while_their_source_is_away_also_over_a_restart(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -246,6 +249,7 @@ def test_all_partitions_change_in_one_window_in_heavy_traffic(
     assert len(set(order)) > 1
 
 
+@pytest.mark.slow
 def test_one_rule_needs_no_control_file_and_another_one_takes_its_place(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -271,6 +275,7 @@ def test_one_rule_needs_no_control_file_and_another_one_takes_its_place(
     played.stop()
 
 
+@pytest.mark.slow
 def test_rows_that_one_rule_need_not_see_are_left_out_and_time_passes_by_all(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -320,6 +325,7 @@ SELECT who, first_time, amount FROM trades MATCH_RECOGNIZE (
 """
 
 
+@pytest.mark.slow
 def test_in_processing_time_windows_end_though_nothing_comes_also_after_a_restart(
     spark: SparkSession, tmp_path: Path
 ) -> None:

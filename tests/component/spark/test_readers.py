@@ -148,6 +148,7 @@ def test_source_and_columns_say_whence_a_row_came(jobs: Session, feed: Feed) -> 
     assert sorted(seen) == [(line, "feed", "out", line // 50) for line in range(100)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "which",
     [

@@ -57,6 +57,7 @@ def check(spark: SparkSession, folder: Path, cases: list[Case], **settings: int 
     assert {name: one for name, one in reported.items() if one} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marked", [(), pytest.param((100,), marks=pytest.mark.long)])
 def test_a_sample_of_the_scenarios(
     spark: SparkSession, tmp_path: Path, marked: tuple[float, ...]

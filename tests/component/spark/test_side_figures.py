@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql import SparkSession
 
 import streambroker as sb
@@ -29,6 +30,7 @@ def reported(pe: PE) -> dict[str, dict[str, Any]]:
     return {one["input"]: one for one in sides}
 
 
+@pytest.mark.slow
 def test_a_stall_and_its_end_reach_the_agent(spark: SparkSession, tmp_path: Path) -> None:
     """What waits, for what, and later what is there."""
     trades, rates = tmp_path / "trades", tmp_path / "rates"

@@ -94,6 +94,7 @@ def as_json(frame: DataFrame, way: str) -> DataFrame:
     return frame.select(F.lit(way).alias("way"), F.to_json(F.struct("*")).alias("row"))
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_an_operator_with_state(spark: SparkSession, tmp_path: Path) -> None:
     """Enriched, joined and given to a function; in 1 and in 4 partitions.
 
@@ -202,6 +203,7 @@ def test_a_table_changes_between_two_micro_batches_and_not_within_one(
     assert kept == (windows[1][0][0][1], windows[2][0][0][1], kept[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "when",
     [
@@ -230,6 +232,7 @@ def test_a_kill_between_pin_and_commit_shows_a_window_the_version_of_then(
     }
 
 
+@pytest.mark.slow
 def test_control_keeps_its_place_and_reaches_the_next_operator(
     spark: SparkSession, tmp_path: Path
 ) -> None:

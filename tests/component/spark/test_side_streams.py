@@ -36,6 +36,7 @@ def enriched(trades: Stream, table: Table) -> OperatorStream:
     return sides.to_stream(options=OperatorOptions(buckets=2, metrics=True))
 
 
+@pytest.mark.slow
 def test_a_table_changes_between_two_windows_and_a_replay_sees_the_version_of_then(
     spark: SparkSession, tmp_path: Path
 ) -> None:
