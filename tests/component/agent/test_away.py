@@ -18,6 +18,7 @@ LEAVING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "victim"),
     [

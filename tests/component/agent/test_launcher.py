@@ -134,6 +134,7 @@ def test_an_agent_that_was_killed_is_started_again_on_its_port(
     assert process.client.location == before["location"]
 
 
+@pytest.mark.slow
 def test_the_home_learns_its_fellows_also_after_one_of_them_was_started_again(
     start: Start,
 ) -> None:
@@ -157,6 +158,7 @@ def test_the_home_learns_its_fellows_also_after_one_of_them_was_started_again(
     until(lambda: not known(), SECONDS, "those that hold nothing are forgotten")
 
 
+@pytest.mark.slow
 def test_an_agent_that_does_not_start_takes_its_fellows_with_it(start: Start) -> None:
     home = start()
     found: list[AgentProcess] = []
@@ -173,6 +175,7 @@ def test_an_agent_that_does_not_start_takes_its_fellows_with_it(start: Start) ->
     assert home.client.call("status")["fellows"] == {}
 
 
+@pytest.mark.slow
 def test_fellows_that_run_elsewhere_are_taken_if_they_are_of_the_job(start: Start) -> None:
     home, one, stranger = start(), start(pe=1), start(job="other", pe=2)
 

@@ -18,6 +18,7 @@ RESULTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESULTS)
 def test_an_example_comes_to_what_it_says(spark: SparkSession, tmp_path: Path, name: str) -> None:
     assert importlib.import_module(name).run(spark, tmp_path) == RESULTS[name]

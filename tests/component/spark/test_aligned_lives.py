@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from pe_agent.aligned.queries.query_listener import watch_queries
@@ -13,6 +14,7 @@ from support.spark.feeds import DDL, Feed
 BATCHES, FOLLOWERS = 40, 8
 
 
+@pytest.mark.slow
 def test_the_end_of_a_query_is_heard_of_at_once_however_many_batches_it_had(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -48,10 +48,7 @@ SPREAD = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize(
-    ("tasks", "partitions"),
-    [pytest.param(1, 1, marks=LONG), pytest.param(2, 2, marks=LONG), (4, 4)],
-)
+@SPREAD
 def test_a_chain_sees_what_the_model_says(
     spark: SparkSession, tmp_path: Path, tasks: int, partitions: int
 ) -> None:

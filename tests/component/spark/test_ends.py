@@ -40,6 +40,7 @@ def test_an_end_is_said_after_the_query_and_taken_back_by_the_next_rows(
     assert not exporter_status(exporter, "out")["ended"]
 
 
+@pytest.mark.slow
 def test_an_export_with_a_wait_limit_goes_on_and_its_slow_reader_learns_what_it_lost(
     jobs: Session, tmp_path: Path
 ) -> None:

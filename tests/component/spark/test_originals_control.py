@@ -16,7 +16,13 @@ LINES_THERE = 65
 """Lines of the original: its tuple 25, its generator 20, its receiver 20; without the graph."""
 
 
-@pytest.mark.parametrize("immediate", [False, True], ids=["end_window", "immediate"])
+@pytest.mark.parametrize(
+    "immediate",
+    [
+        pytest.param(False, id="end_window", marks=pytest.mark.slow),
+        pytest.param(True, id="immediate"),
+    ],
+)
 def test_one_generator_counts_over_all_windows_and_each_receiver_gets_each_count(
     spark: SparkSession, tmp_path: Path, immediate: bool
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import pytest
 from originals import dummy_pattern_processor as example
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -16,6 +17,7 @@ from streambroker.operators import OperatorOptions
 from streambroker_core.cep.rules.rule_set import RuleUpdate
 
 
+@pytest.mark.slow
 def test_the_rows_of_the_originals_table_are_the_rules_of_its_statement(
     spark: SparkSession, tmp_path: Path
 ) -> None:

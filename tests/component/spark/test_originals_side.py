@@ -11,6 +11,7 @@ from originals import average_word_length, windowed_singleton
 from pyspark.sql import SparkSession
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "after_each_step"),
     [

@@ -67,8 +67,7 @@ def test_a_sample_of_the_scenarios(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("partitions", [1, 4])
-@pytest.mark.parametrize("pieces", [1, 2, None])
+@pytest.mark.parametrize(("pieces", "partitions"), [(1, 4), (2, 1), (None, 4)])
 @pytest.mark.parametrize("cases", list(together(RUN)), ids=lambda cases: cases[0]["id"])
 def test_scenarios_in_every_cut(
     spark: SparkSession, tmp_path: Path, cases: list[Case], pieces: int | None, partitions: int

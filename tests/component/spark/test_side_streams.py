@@ -189,6 +189,7 @@ def test_an_idle_side_stream_holds_no_window_any_longer(
         assert rows.out("id", "rate")[2:] == [("c", 3.0), ("d", 3.0)]
 
 
+@pytest.mark.slow
 def test_one_join_feeds_several_queries_each_with_its_own_state(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -20,7 +20,10 @@ def through(case: Case, *, pieces: int | None, buckets: int, seed: int) -> Run:
     return run_by(case, make, pieces=pieces)
 
 
-@pytest.mark.parametrize(("pieces", "buckets", "seed"), [(1, 1, 1), (None, 1, 2), (2, 4, 3)])
+@pytest.mark.parametrize(
+    ("pieces", "buckets", "seed"),
+    [*(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, 1, 1), (None, 1, 2))), (2, 4, 3)],
+)
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_a_case_gives_the_same_through_the_runner(
     case: dict[str, Any], pieces: int | None, buckets: int, seed: int
