@@ -62,8 +62,8 @@ def groups(arguments: list[str]) -> list[Group]:
         Group(name="Spark, operators", commands=[[*make, "spark-classes"], pytest(operators)]),
         Group(name="API server", commands=[pytest([*CLUSTER, *others(CHART)])]),
         Group(name="agents", commands=[pytest(AGENT)]),
-        Group(name="API server, chart", commands=[pytest(chart)]),
         Group(name="other components", commands=[pytest(COMPONENTS)]),
+        Group(name="API server, chart", commands=[pytest(chart)]),
         Group(name=CHECKS, commands=[[*make, "check"]]),
     ]
 
