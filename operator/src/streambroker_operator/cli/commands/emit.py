@@ -90,6 +90,8 @@ def add(commands: Any) -> None:
 
 def _emit(options: argparse.Namespace) -> int:
     client = client_for(options)
+    if options.delivery is None:
+        print_notes([CHANGED_DELIVERY])
     body = _body(options)
     destination = _resolve_destination(client, options)
     deadline = time.monotonic() + options.timeout
@@ -107,8 +109,6 @@ def _emit(options: argparse.Namespace) -> int:
 
 
 def _body(options: argparse.Namespace) -> dict[str, Any]:
-    if options.delivery is None:
-        print_notes([CHANGED_DELIVERY])
     delivery = options.delivery or Delivery.END_WINDOW.value
     request: dict[str, Any] = {"type": options.type, "delivery": delivery}
     if options.payload is not None:
