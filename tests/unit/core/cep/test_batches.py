@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -31,7 +32,9 @@ from support.patterns.windows import Bucket, Buckets, Windows
 
 SCHEMA = pa.schema([("seq", pa.int64()), ("t", pa.int64()), ("n", pa.string()), ("k", pa.int64())])
 FREE = RunLimits(runs=None)
-Found = Counter[tuple[str, Any]]
+EPOCH = datetime.fromtimestamp(0, timezone.utc).replace(tzinfo=None)
+Found = Counter[tuple[str, int, Any]]
+"""Number of matches by rule, time in microseconds, and events."""
 
 
 def expected(rules: list[PatternProcessor], events: list[dict[str, Any]]) -> Found:
@@ -45,9 +48,10 @@ def expected(rules: list[PatternProcessor], events: list[dict[str, Any]]) -> Fou
         for row in sorted(events, key=lambda row: row["t"]):
             key = row["k"] if rule.key else 0
             matches, _ = matchers[key].process(Event(row["seq"], row["t"], row))
-            found.update((rule.id, pairs(match)) for match in matches)
+            found.update((rule.id, match.time, pairs(match)) for match in matches)
         for matcher in matchers.values():
-            found.update((rule.id, pairs(match)) for match in matcher.advance(2**62)[0])
+            ended, _ = matcher.advance(END_OF_TIME)
+            found.update((rule.id, match.time, pairs(match)) for match in ended)
     return found
 
 
@@ -74,6 +78,7 @@ def given_by(bucket: Windows, windows: list[list[dict[str, Any]]]) -> Found:
     return Counter(
         (
             row["rule"],
+            (row["time"] - EPOCH) // timedelta(microseconds=1),
             tuple(
                 sorted(
                     ((stage, e["seq"]) for stage, events in row["events"].items() for e in events),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streambroker_core.cep import Pattern, Skip, compile_pattern
 from streambroker_core.cep.engine.trace import dry_run, list_run_states
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
-from streambroker_core.cep.nfa.matcher import Matcher
+from streambroker_core.cep.nfa.matcher import Matcher, PatternMatch
 from streambroker_core.cep.nfa.snapshot import read, write
 from streambroker_core.cep.pattern.match_buffer import Event, list_chain
 from streambroker_core.cep.pattern.run_limits import RunLimits
@@ -47,10 +47,14 @@ def test_runs_go_on_from_bytes_as_if_nothing_had_been(
             stored = new() if blob is None else read(blob, new)[RULE]
             assert blob == write({RULE: plain})
         one, two = plain.process(event), stored.process(event)
-        assert [pairs(match) for match in one[0]] == [pairs(match) for match in two[0]]
+        assert timed(one[0]) == timed(two[0])
         assert [each.time for each in one[1]] == [each.time for each in two[1]]
 
-    assert [pairs(m) for m in plain.advance(END)[0]] == [pairs(m) for m in stored.advance(END)[0]]
+    assert timed(plain.advance(END)[0]) == timed(stored.advance(END)[0])
+
+
+def timed(matches: list[PatternMatch]) -> list[Any]:
+    return [(pairs(match), match.time) for match in matches]
 
 
 def loaded(text: str) -> Matcher:
@@ -130,12 +134,34 @@ def test_only_a_key_whose_matches_are_numbered_keeps_their_number_in_the_newer_f
     assert (write({RULE: fresh}) or b"").startswith(b"[1,")
 
 
+def test_a_match_that_waits_has_the_time_of_the_event_that_completed_it() -> None:
+    pattern = (
+        Pattern.begin(Pattern.begin("a").where('n == "a"')).times(2).optional()
+        .next("d").where('n == "d"').not_next("b").where('n == "b"')
+    )  # fmt: skip
+    automaton = compile_pattern(pattern.within(1).skipping(Skip(strategy="skip_to_next")))
+    truths = ConditionBits(automaton)
+    matcher = Matcher(automaton, truths)
+    for seq, name in enumerate("adc"):
+        assert matcher.process(Event(seq, 10 * seq, {"n": name})) == ([], [])
+    blob = write({RULE: matcher})
+    assert blob is not None
+
+    restored = read(blob, lambda rule: Matcher(automaton, truths))[RULE]
+    old = read(b"[1" + blob[2:].replace(b",0,[20]]", b"]"), lambda rule: Matcher(automaton, truths))
+
+    assert blob.startswith(b"[3,")
+    for each, time in ((matcher, 20), (restored, 20), (old[RULE], 10)):
+        (match,), _ = each.advance(END)
+        assert ([event.seq for event in match.events["d"]], match.time) == ([1], time)
+
+
 def test_bytes_of_a_newer_release_or_damaged_ones_are_refused() -> None:
     blob = write({RULE: loaded("aa")})
     assert blob is not None
 
-    with pytest.raises(StateError, match="form 3, of a newer release"):
-        read(b"[3" + blob[2:], lambda rule: loaded(""))
+    with pytest.raises(StateError, match="form 4, of a newer release"):
+        read(b"[4" + blob[2:], lambda rule: loaded(""))
     for size in range(1, len(blob)):
         with pytest.raises(StateError, match="damaged"):
             read(blob[:size], lambda rule: loaded(""))

@@ -26,7 +26,8 @@ class Run(NamedTuple):
         node: node of the last event it took, linked to all earlier ones.
         start: sequence number of its first event.
         began: time of its first event.
-        due: time at which it ends; `NEVER` for no end.
+        due: time at which it ends; `NEVER` for no end. Of a complete match that waits: the time of
+            the match, if no event that it took decides that.
     """
 
     state: int
@@ -255,7 +256,7 @@ class Matcher:
                 node = RunNode(event, step.stage, run.node)
                 self._take_event(step, node, run.start, run.began, decision, runs, completed)
             elif step.is_match:
-                completed.append(run)
+                completed.append(run._replace(due=event.time))
             elif not decision.is_stopped:
                 runs.append(self.make_run(step.target, run.node, run.start, run.began))
 
@@ -374,8 +375,5 @@ class Matcher:
     def _to_match(self, run: Run, now: int) -> PatternMatch:
         if self.released is not None:
             self.released, self.changed = self.released + 1, True
-        if run.state == FINAL:
-            time = run.node.event.time
-        else:
-            time = run.due if self.automaton.states[run.state].kind == "pending" else now
+        time = run.node.event.time if run.state == FINAL else run.due
         return PatternMatch(run.node, self.automaton.stages, time, now, self.released)

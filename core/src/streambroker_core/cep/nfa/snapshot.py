@@ -18,8 +18,10 @@ from streambroker_core.cep.pattern.match_buffer import Event, RunNode
 from streambroker_core.cep.pattern.run_limits import NEVER
 from streambroker_core.control.operators.operator import StateError
 
-VERSION = 2
-"""Written if a rule numbers its matches; else version 1, which is the same without the numbers."""
+VERSION = 3
+"""Written if a complete match that waits has a time of its own: not that of an event that it took.
+Else version 2 if a rule numbers its matches, else version 1: the same without the later fields.
+"""
 RuleVersionKey: TypeAlias = "tuple[str, int]"
 """Id and version of a rule."""
 MatcherFactory: TypeAlias = "Callable[[RuleVersionKey], Matcher | None]"
@@ -71,14 +73,18 @@ def write(
     names = list(events[0].row) if events else []
     if len(events) > 1:
         names = list(dict.fromkeys(name for event in events for name in event.row))
-    rules = [
-        [
-            *(name, version, _encode_runs(matcher.runs, numbers)),
-            *(_encode_runs(matcher.held, numbers), *([matcher.released] * bool(matcher.released))),
-        ]
-        for (name, version), matcher in active.items()
-    ]
-    form = VERSION if any(matcher.released for matcher in active.values()) else 1
+    rules: list[list[Any]] = []
+    form = 1
+    for (name, version), matcher in active.items():
+        fields = [name, version]
+        fields += (_encode_runs(one, numbers) for one in (matcher.runs, matcher.held))
+        times = [run.due for run in matcher.held if run.state != FINAL]
+        if matcher.released or times:
+            fields.append(matcher.released or 0)
+        if times:
+            fields.append(times)
+        form = max(form, len(fields) - 3)
+        rules.append(fields)
     return _encode([form, names, _encode_events(events, names), chains, rules]).encode()
 
 
@@ -138,7 +144,7 @@ def read(
             nodes.append(RunNode(event, chains[at + 1], None if previous < 0 else nodes[previous]))
             firsts.append(event if previous < 0 else firsts[previous])
         matchers: dict[RuleVersionKey, Matcher] = {}
-        for name, number, runs, held, *released in rules:
+        for name, number, runs, held, *later in rules:
             rule = name, number
             if successors:
                 rule = successors.get(rule, rule)
@@ -148,11 +154,12 @@ def read(
                     removed.append(rule)
                 continue
             if held:
-                matcher.held = _read_runs(held, nodes, firsts, matcher)
+                held_runs = _read_runs(held, nodes, firsts, matcher)
+                matcher.held = _with_times(held_runs, later[1] if later[1:] else None, matcher)
                 matcher.due = NEVER  # the due times of held matches do not count
             matcher.runs = _read_runs(runs, nodes, firsts, matcher)
-            if matcher.released is not None and released:
-                matcher.released = released[0]
+            if matcher.released is not None and later:
+                matcher.released = later[0]
             matchers[rule] = matcher
         return matchers
     except (ValueError, TypeError, LookupError, RecursionError) as error:
@@ -195,3 +202,15 @@ def _read_runs(
         else:
             runs.append(matcher.make_run(state, node, first.seq, first.time))
     return runs
+
+
+def _with_times(held: list[Run], times: list[int] | None, matcher: Matcher) -> list[Run]:
+    """Return complete matches with their times; forms 1 and 2 have none."""
+    if times is None:
+        states = matcher.automaton.states
+        return [
+            run if states[run.state].kind == "pending" else run._replace(due=run.node.event.time)
+            for run in held
+        ]
+    rest = iter(times)
+    return [run if run.state == FINAL else run._replace(due=next(rest)) for run in held]
