@@ -79,17 +79,17 @@ def _table(store: str, folder: str) -> Table:
 
 
 def table(frame: DataFrame, *, count: int, rows: int, folder: str, store: str) -> DataFrame:
-    """Add both values of a table of a store."""
+    """Add both values of a table of a store, by an operator with state."""
     side = side_map(_table(store, folder), key=KEY, value=("rate", "label"))
-    sides = sb.stream(_main(frame, count, rows)).join_side(rates=side)
+    sides = sb.stream(_main(frame, count, rows)).join_side(rates=side).options(order="arrival")
     return sides.enrich("rates", on=KEY).to_stream().to_df()
 
 
 def stateless(frame: DataFrame, *, count: int, rows: int, folder: str, store: str) -> DataFrame:
-    """Add both values of a table of a store, without state."""
+    """Add both values of a table of a store, as by default: without state."""
     side = side_map(_table(store, folder), key=KEY, value=("rate", "label"))
     sides = sb.stream(_main(frame, count, rows)).join_side(rates=side)
-    return sides.stateless().enrich("rates", on=KEY).to_stream().to_df()
+    return sides.enrich("rates", on=KEY).to_stream().to_df()
 
 
 def broadcast(frame: DataFrame, *, count: int, rows: int, folder: str) -> DataFrame:

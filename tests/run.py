@@ -26,7 +26,8 @@ CLUSTER = ["tests/component/kubernetes"]
 AGENT = ["tests/component/agent"]
 COMPONENTS = ["tests/component", *(f"--ignore={path}" for path in SPARK + CLUSTER + AGENT)]
 CHECKS = "format, lint, types, layers"
-UNIT = ["tests", "--ignore=tests/component", "--ignore=tests/e2e"]
+UNIT_AGENT = ["tests/unit/agent"]
+UNIT = ["tests", *(f"--ignore={path}" for path in ["tests/component", "tests/e2e", *UNIT_AGENT])]
 NOTHING_SELECTED = 5
 """Exit code of pytest when it ran no test."""
 _NO_API_SERVER = re.compile(r"^SKIPPED \[(\d+)\].*make kube-assets", re.MULTILINE)
@@ -59,6 +60,7 @@ def groups(arguments: list[str]) -> list[Group]:
     return [
         Group(name="unit and contract tests", commands=[pytest(UNIT)]),
         Group(name="Spark", commands=[pytest([*SPARK, *others(OPERATORS)])]),
+        Group(name="unit tests of agents", commands=[pytest(UNIT_AGENT)]),
         Group(name="Spark, operators", commands=[[*make, "spark-classes"], pytest(operators)]),
         Group(name="API server", commands=[pytest([*CLUSTER, *others(CHART)])]),
         Group(name="agents", commands=[pytest(AGENT)]),

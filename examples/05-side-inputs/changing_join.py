@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from both import Feed, main, out, write
 
-from streambroker.operators import OperatorOptions, stream
+from streambroker.operators import stream
 from streambroker.side import TableStore, side_map
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def with_side(spark: SparkSession, folder: Path) -> Result:
 
         def make() -> DataFrame:
             sides = stream(trades.frame).join_side(rates=side_map(table, key="currency"))
-            return sides.enrich("rates", on="currency").to_df(options=OperatorOptions(buckets=2))
+            return sides.enrich("rates", on="currency").to_df()
 
         def change() -> None:
             write(rates, "rates", currency=["EUR"], rate=[2.0])

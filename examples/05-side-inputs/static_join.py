@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from both import Feed, main, out, write
 
-from streambroker.operators import OperatorOptions, stream
+from streambroker.operators import stream
 from streambroker.side import TableStore, side_map
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def with_side(spark: SparkSession, folder: Path) -> Result:
     with TableStore(folder / "store") as store:
         table = store.folder("airlines", airlines)
         sides = stream(flights.frame).join_side(airlines=side_map(table, key="carrier"))
-        options = OperatorOptions(buckets=2)
-        joined = sides.enrich("airlines", on="carrier").to_df(options=options)
+        joined = sides.enrich("airlines", on="carrier").to_df()
 
         def later() -> None:
             write(airlines, "second", carrier=["B6"], airline=["JetBlue"])

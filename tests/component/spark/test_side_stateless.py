@@ -19,9 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 import streambroker as sb
-from streambroker.operators import OperatorOptions, Stream, stream
+from streambroker.operators import Operator, OperatorOptions, Stream, stream
 from streambroker.side import (
     SideInputs,
+    SideRefresh,
     StatelessInputs,
     Table,
     TableStore,
@@ -147,6 +148,55 @@ def test_rows_are_those_of_an_operator_with_state(spark: SparkSession, tmp_path:
         finally:
             spark.conf.set("spark.sql.session.timeZone", str(zone))
     assert len(expected) == 7 + (7 + 3) + 7
+
+
+def test_tables_alone_take_no_operator_and_further_outputs_take_one(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    put(tmp_path / "in", "abcd", "EUR", None, "USD", "GBP")
+    with tables(tmp_path, EUR=1.0, USD=2.0) as (_, rates):
+        sides = trades(spark, tmp_path / "in", 2).join_side(rates=side_map(rates, key="currency"))
+        made = sides.enrich("rates", on="currency").to_stream()
+        outputs = {tag: made.outputs[tag].to_df() for tag in ("out", "errors", "late")}
+
+        found = drained(united({"out": made.to_df()}), tmp_path / "without")
+        expected = drained(united(outputs), tmp_path / "with")
+
+    assert (list(made.plan.nodes), list(made.outputs)) == ([], ["out", "errors", "late"])
+    assert len(found) == 4
+    assert found == expected
+
+
+class Request(Operator):
+    """Passes rows on, and requests that the table is read."""
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        del port
+        self.emit(batch)
+        if batch.num_rows:
+            self.emit_control(SideRefresh(input="rates"))
+            self.emit_control(SideRefresh(input="others"))
+
+
+def test_a_request_reaches_a_table_whose_rows_take_no_operator(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """In the main stream, and in the store's file."""
+    put(tmp_path / "in", "a", "EUR")
+    with tables(tmp_path, EUR=1.0) as (store, rates):
+        main = trades(spark, tmp_path / "in", 1).key_by("id").apply(Request)
+        sides = main.join_side(rates=side_map(rates, key="currency"))
+        made = sides.enrich("rates", on="currency").to_stream()
+        put_rates(tmp_path / "rates", EUR=2.0)
+        assert len(drained(united({"out": made.to_df()}), tmp_path / "ck")) == 1
+        until(lambda: rates.state().version != "v1", SECONDS, "a version by the main stream")
+
+        second = rates.state().version
+        put_rates(tmp_path / "rates", EUR=3.0)
+        store.control.append(SideRefresh(input="others"), delivery="BEGIN")
+        store.control.append(SideRefresh(input="rates"), delivery="BEGIN")
+        until(lambda: rates.state().version != second, SECONDS, "a version by the store's file")
+    assert [node.name for node in made.plan.nodes.values()] == ["Request"]
 
 
 def alone(sides: SideInputs, name: str) -> SideInputs:
@@ -281,6 +331,32 @@ def sides(spark: SparkSession, tmp_path: Path) -> Iterator[SideInputs]:
         yield rate.with_watermark("timestamp", "1 second").join_side(
             names=side_map(names, key="value")
         )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda of: of.options(order="arrival"),
+        lambda of: of.enrich("names", on="value", missing="wait"),
+        lambda of: of.enrich("names", on="value", missing="error"),
+        lambda of: replace(of, groups="buckets"),
+        lambda of: replace(of, main=Stream(of.main).with_watermark("timestamp", "1 s").plan),
+        lambda of: replace(
+            of, main=of.main.union(of.sources["names"].source.store.version_source(of.main.spark))
+        ),
+        lambda of: replace(of, sources={**of.sources, "last": side_singleton(Stream(of.main))}),
+    ],
+)
+def test_what_needs_state_is_given_an_operator_and_explained(
+    sides: SideInputs, change: Callable[[SideInputs], SideInputs]
+) -> None:
+    plain = replace(sides, main=replace(sides.main, event_time=None))
+    assert plain.explain()[:2] == plain.stateless().explain()[:2]
+    assert "chosen because all side inputs are tables" in plain.explain()[-1]
+    assert plain.to_stream().plan.nodes == {}
+
+    assert change(plain).explain()[0] == "Rows of all inputs are processed in the order of arrival."
+    assert list(change(plain).to_stream().plan.nodes) != []
 
 
 def stateless(act: Callable[[StatelessInputs], Any]) -> Callable[[SideInputs], Any]:

@@ -15,6 +15,7 @@ from pe_agent.aligned.runtime.packer import AT_END, REFUSE
 from pe_agent.aligned.runtime.unpacker import BatchFunction, BatchMapper
 from pe_agent.datasource.schemas import Columns, spark_to_arrow
 from streambroker_core.control.runtime.packing import RESERVED
+from streambroker_core.control.tuples import ControlTuple
 from streambroker_core.errors import AlignedError
 from streambroker_core.model.durations import FORMS, Duration, in_microseconds
 
@@ -70,12 +71,15 @@ def with_columns(plan: StreamPlan, made: Mapping[str, Column]) -> StreamPlan:
 
 
 def map_batches(
-    plan: StreamPlan, function: BatchFunction, schema: Columns | None = None
+    plan: StreamPlan,
+    function: BatchFunction,
+    schema: Columns | None = None,
+    on_control: Callable[[ControlTuple], None] | None = None,
 ) -> StreamPlan:
-    """Call a function on Arrow batches of rows."""
+    """Call a function on Arrow batches of rows, and another on control tuples among them."""
     rows = plan.as_rows("map_batches")
     columns = parse_columns(rows.schema() if schema is None else schema)
-    mapper = BatchMapper(function=function, schema=spark_to_arrow(columns))
+    mapper = BatchMapper(function=function, schema=spark_to_arrow(columns), on_control=on_control)
     frame = rows.frame.mapInArrow(mapper, mixed_schema(columns))
     return replace(plan, data=RowsFrame(frame=frame, mixed=True))
 

@@ -13,7 +13,8 @@ from pe_agent.side.metrics_reporter import SideMetricsReporter
 from pe_agent.side.tables.cache import CachedTables
 from pe_agent.side.tables.pins import MicroBatch, Pin, current_batch, newest_version, pin_for
 from pe_agent.spark.worker import freeze_modules
-from streambroker_core.side import Views
+from streambroker_core.control.tuples import ControlTuple
+from streambroker_core.side import SideRefresh, Views
 from streambroker_core.side.definition import SideInput, SideJoin
 from streambroker_core.side.errors import SideVersionError
 from streambroker_core.side.join.function_calls import Function
@@ -61,6 +62,12 @@ class PartitionJoiner:
         if batch.num_rows:
             rows = conform(batch, self._join.schema, "the main stream")
             yield from join_rows(self._join, self._function, rows, self._views())
+
+    def on_control(self, control: ControlTuple) -> None:
+        """Request that a table is read now, if the control tuple is a `SideRefresh` of it."""
+        name = str(control.payload.get("input"))
+        if control.type == SideRefresh.__name__ and name in self._tables.folders:
+            self._tables.request_refresh(name, control.id)
 
     def _views(self) -> Views:
         micro_batch = current_batch()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, Protocol, TypeVar
 
 from pe_agent.aligned.operator_plan import plan_operator
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
     from pe_agent.datasource.schemas import Columns
 
 NAME: Final = "side_inputs"
+_CHOSEN: Final = (
+    "This was chosen because all side inputs are tables. Other outputs than `out`, and any option"
+    " or window, take an operator with state."
+)
 _OPTIONS: Final = (
     "order",
     "event_time",
@@ -73,12 +78,15 @@ class SideInputs(Generic[Rows, Made]):
     ``options``, ``window`` and ``enrich`` return a new object. A chain ends with ``to_df`` or with
     ``to_stream``, ``map_batches``, ``join_view`` or ``apply``, which return the output ``out`` as a
     stream. ``late`` and ``errors`` are its other outputs.
+
+    Where all side inputs are tables and nothing that was chosen needs state, the rows are joined
+    as by ``stateless``, and only other outputs take an operator with state.
     """
 
     main: StreamPlan
     sources: Mapping[str, Given]
     make_rows: Callable[[StreamPlan], Rows]
-    make_operator: Callable[[StreamPlan], Made]
+    make_operator: Callable[..., Made]
     enrichments: tuple[Enrich, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     groups: str = "slots"
@@ -169,8 +177,10 @@ class SideInputs(Generic[Rows, Made]):
         Raises:
             SideDefinitionError: the definition could never work.
         """
-        join, _ = self._define()
-        return self._explain_join(join)
+        without_state = self._without_state(OperatorOptions())
+        if without_state is not None:
+            return [*without_state.explain(), _CHOSEN]
+        return self._explain_join(self._define()[0])
 
     def _explain_join(self, join: SideJoin) -> list[str]:
         lines = explain(build_layout(join).join)
@@ -322,6 +332,23 @@ class SideInputs(Generic[Rows, Made]):
         )
         return join, streams
 
+    def _without_state(self, options: OperatorOptions) -> StatelessInputs[Rows, Made] | None:
+        """Return the join without state; None if something that was chosen needs state."""
+        if (
+            self.settings
+            or options.changed()
+            or self.groups != OperatorOptions().groups
+            or self.main.event_time is not None
+            or self.main.control_frames  # they would not reach the join
+            or len(_tables_in(self.sources)) < max(1, len(self.sources))
+        ):
+            return None
+        try:
+            build_layout(self._define(stateless=True)[0])
+        except SideDefinitionError:
+            return None  # with state it may be valid, or else its own error is the right one
+        return self.stateless()
+
     def _run(
         self,
         function: Function | None,
@@ -329,36 +356,12 @@ class SideInputs(Generic[Rows, Made]):
         name: str,
         options: OperatorOptions,
     ) -> Made:
-        join, streams = self._define()
-        shape = build_layout(join)
-        tables = _tables_in(self.sources)
-        for side in join.inputs:
-            if side.name in tables:
-                tables[side.name].bind(side)
-        make = SideOperatorFactory(
-            shape=shape,
-            function=function,
-            tables=cached_tables_for(tables),
-            emits_metrics=options.metrics,
-            reporter=_metrics_reporter(self.main, streams, name),
-        )
-        schemas = {
-            OUT: enriched_schema(join) if schema is None else schema,
-            ERRORS: ERROR_SCHEMA,
-            LATE: join.schema,
-            **({METRICS_OUTPUT: METRICS_SCHEMA} if options.metrics else {}),
-        }
-        main = _union_control(self.main, join, streams, tables)
-        nulls = True if options.null_keys is None else options.null_keys
-        groups = "buckets" if "buckets" in (self.groups, options.groups) else "slots"
-        made = plan_operator(
-            make,
-            {**streams, MAIN: main},
-            name=name,
-            schemas=schemas,
-            options=replace(options, null_keys=nulls, metrics=False, groups=groups),
-        )
-        return self.make_operator(made)
+        plan_operator = cache(partial(_plan_operator, self, function, schema, name, options))
+        without_state = self._without_state(options)
+        if without_state is None:
+            return self.make_operator(plan_operator())
+        plan = without_state._plan(function, schema, name)
+        return self.make_operator(plan, plan_operator=plan_operator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,8 +372,8 @@ class StatelessInputs(Generic[Rows, Made]):
       state, null keys and defaults included.
     - All tasks of a micro-batch see one version of each table: the newest when its first row is
       joined. Each replay of the micro-batch sees the same version, whatever became of the table.
-    - Control tuples of the main stream keep their places; ``SideRefresh`` and ``SideVersion`` pass
-      without effect.
+    - Control tuples of the main stream keep their places. ``SideRefresh`` among them is obeyed and
+      passed on; ``SideVersion`` passes without effect.
     - There are no windows, no order, no waiting, no output ``errors`` or ``late``: what needs them
       is refused.
     - Its checkpoint has no state, and cannot be shared with a query that has state.
@@ -512,6 +515,9 @@ class StatelessInputs(Generic[Rows, Made]):
             raise _stateless_error(
                 f"{_first_name(given)} is a setting of an operator with state", "leave it out"
             )
+        return self.sides.make_rows(self._plan(function, schema, name))
+
+    def _plan(self, function: Function | None, schema: Columns | None, name: str) -> StreamPlan:
         join = self._define()
         build_layout(join)
         made = parse_columns(enriched_schema(join) if schema is None else schema)
@@ -524,7 +530,45 @@ class StatelessInputs(Generic[Rows, Made]):
             tables=cached_tables_for(tables),
             reporter=_metrics_reporter(self.sides.main, {}, name),
         )
-        return self.sides.make_rows(map_batches(self.sides.main, joiner, made))
+        return map_batches(self.sides.main, joiner, made, joiner.on_control)
+
+
+def _plan_operator(
+    sides: SideInputs[Any, Any],
+    function: Function | None,
+    schema: Columns | None,
+    name: str,
+    options: OperatorOptions,
+) -> StreamPlan:
+    join, streams = sides._define()
+    shape = build_layout(join)
+    tables = _tables_in(sides.sources)
+    for side in join.inputs:
+        if side.name in tables:
+            tables[side.name].bind(side)
+    make = SideOperatorFactory(
+        shape=shape,
+        function=function,
+        tables=cached_tables_for(tables),
+        emits_metrics=options.metrics,
+        reporter=_metrics_reporter(sides.main, streams, name),
+    )
+    schemas = {
+        OUT: enriched_schema(join) if schema is None else schema,
+        ERRORS: ERROR_SCHEMA,
+        LATE: join.schema,
+        **({METRICS_OUTPUT: METRICS_SCHEMA} if options.metrics else {}),
+    }
+    main = _union_control(sides.main, join, streams, tables)
+    nulls = True if options.null_keys is None else options.null_keys
+    groups = "buckets" if "buckets" in (sides.groups, options.groups) else "slots"
+    return plan_operator(
+        make,
+        {**streams, MAIN: main},
+        name=name,
+        schemas=schemas,
+        options=replace(options, null_keys=nulls, metrics=False, groups=groups),
+    )
 
 
 def _union_control(

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -415,7 +415,13 @@ class Outputs(Mapping[str, Stream]):
 
 @dataclass(frozen=True, repr=False)
 class OperatorStream(Stream):
-    """The first output of an operator; the others are in ``outputs``."""
+    """The first output of an operator; the others are in ``outputs``.
+
+    A join with tables alone needs no operator for its first output. Then ``plan_operator`` plans
+    the one that its other outputs need.
+    """
+
+    plan_operator: Callable[[], StreamPlan] | None = field(default=None, kw_only=True)
 
     @property
     def outputs(self) -> Outputs:
@@ -424,11 +430,13 @@ class OperatorStream(Stream):
         Raises:
             AlignedError: another step follows the operator.
         """
-        return Outputs(self.plan, self.node())
+        return Outputs(self._operator_plan(), self.node())
 
     __getitem__ = old_methods.output
 
     def __repr__(self) -> str:
+        if self.plan_operator is not None:
+            return f"{type(self).__name__}({_describe(self)}; no operator for these rows)"
         node = self.node()
         outputs = ", ".join(node.schemas)
         return f"{type(self).__name__}({node.name!r}: {_describe(self)}; outputs {outputs})"
@@ -529,10 +537,14 @@ class OperatorStream(Stream):
 
     def node(self) -> OperatorNode:
         """Return the operator; raise AlignedError if another step follows it."""
-        data = self.plan.data
+        plan = self._operator_plan()
+        data = plan.data
         if not isinstance(data, OutputFrame):
             raise AlignedError("outputs belong to an operator: take them directly after it.")
-        return next(node for node in self.plan.nodes.values() if node.frame is data.frame)
+        return next(node for node in plan.nodes.values() if node.frame is data.frame)
+
+    def _operator_plan(self) -> StreamPlan:
+        return self.plan if self.plan_operator is None else self.plan_operator()
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,7 +6,7 @@ import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -40,6 +40,8 @@ CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabl
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 """Number of tasks that run an operator's buckets; a checkpoint keeps the number it began with."""
+MANY_TASKS = 8
+"""Tasks of an operator for each core from which on their number is a mistake."""
 BROADCAST_THRESHOLD = "spark.broadcast.UDFCompressionThreshold"
 """Spark sends larger functions as a broadcast, which the process that asks for an operator's states
 cannot read."""
@@ -90,6 +92,22 @@ def prepare_session(spark: SparkSession) -> None:
     context = spark.sparkContext
     if SHUFFLE_PARTITIONS not in settings and (context.master or "").startswith("local"):
         spark.conf.set(SHUFFLE_PARTITIONS, str(context.defaultParallelism))
+    partitions = int(str(spark.conf.get(SHUFFLE_PARTITIONS)))
+    if partitions > MANY_TASKS * context.defaultParallelism:
+        _warn_of_many_tasks(partitions, context.defaultParallelism)
+
+
+@cache
+def _warn_of_many_tasks(partitions: int, cores: int) -> None:
+    log.warning(
+        "%s is %d and the session has %d cores: each micro-batch of an operator runs so many tasks,"
+        " each in a Python worker. Set it to %d, one for each core, before the first start of the"
+        " query; a checkpoint keeps the number that it began with.",
+        SHUFFLE_PARTITIONS,
+        partitions,
+        cores,
+        cores,
+    )
 
 
 def check_settings(settings: Mapping[str, str]) -> None:

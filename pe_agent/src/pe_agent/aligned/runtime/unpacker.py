@@ -163,11 +163,12 @@ class BatchMapper:
 
     The function is called for the rows between two ``IMMEDIATE`` tuples, which arrive before the
     rows. The resulting rows get positions between these tuples. If the input has no positions yet,
-    the result has none either.
+    the result has none either. `on_control` receives each control tuple that passes.
     """
 
     function: BatchFunction
     schema: pa.Schema
+    on_control: Callable[[ControlTuple], None] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Call the function on the rows of a task."""
@@ -188,8 +189,11 @@ class BatchMapper:
         columns = (rows.column(name).to_pylist() for name in (SEQ, CONTROL))
         for place, data in zip(*columns, strict=True):
             decoded = decode_control(data)
-            if isinstance(decoded, ControlTuple) and decoded.delivery is Delivery.IMMEDIATE:
-                insort(cuts.setdefault(place >> RUNNING_BITS, []), place)
+            if isinstance(decoded, ControlTuple):
+                if decoded.delivery is Delivery.IMMEDIATE:
+                    insort(cuts.setdefault(place >> RUNNING_BITS, []), place)
+                if self.on_control is not None:
+                    self.on_control(decoded)
             yield mixed_control_row(place, data, self.schema)
 
     def _map_run(self, rows: pa.RecordBatch, seq: pa.Array) -> Iterator[pa.RecordBatch]:

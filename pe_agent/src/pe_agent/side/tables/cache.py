@@ -5,7 +5,6 @@ A worker of Spark runs many buckets and windows; all of them share the content.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pe_agent.side.tables.versions import REQUESTS, read_version, version_path
+from pe_agent.side.tables.versions import read_version, version_path, write_request
 from streambroker_core.side import TableCache
 from streambroker_core.side.definition import SideInput
 from streambroker_core.side.state.stores import Content
@@ -52,9 +51,7 @@ class CachedTables:
 
     def request_refresh(self, name: str, request_id: str) -> None:
         """Request that the driver reads the table now; repeats with one id are one request."""
-        folder = Path(self.folders[name]) / REQUESTS
-        folder.mkdir(exist_ok=True)
-        (folder / hashlib.sha256(request_id.encode()).hexdigest()[:32]).touch()
+        write_request(Path(self.folders[name]), request_id)
 
 
 def cached_tables_for(tables: Mapping[str, Table]) -> CachedTables:

@@ -30,7 +30,10 @@ RETAINED_PINS = 2
 """Pins of a query that are kept. A micro-batch is run again until the next one begins; the one
 before it may still have cancelled tasks that are running."""
 _QUERY, _BATCH, _RUN = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
-_ACCESS_REMEDY = "let every worker see the folder of the store under this path, and write to it"
+_ACCESS_REMEDY = (
+    "let every worker see the folder of the store under this path, and write to it; or set"
+    ' options(order="arrival") before the end of the chain, for an operator that only reads it'
+)
 
 
 @dataclass(frozen=True, kw_only=True)

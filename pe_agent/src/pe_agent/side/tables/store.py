@@ -32,10 +32,17 @@ from pe_agent.side.tables.announcements import (
     version_source_plan,
 )
 from pe_agent.side.tables.sources import FolderSource, FrameSource, QuerySource, TableSource
-from pe_agent.side.tables.versions import REQUESTS, ReadPosition, Version, Versions, read_version
+from pe_agent.side.tables.versions import (
+    REQUESTS,
+    ReadPosition,
+    Version,
+    Versions,
+    read_version,
+    write_request,
+)
 from streambroker_core.control.tuples import Delivery
 from streambroker_core.model.durations import Duration
-from streambroker_core.side.control_messages import SideVersion
+from streambroker_core.side.control_messages import SideRefresh, SideVersion
 from streambroker_core.side.definition import SideInput
 from streambroker_core.side.errors import SideDefinitionError
 from streambroker_core.side.join.static_table import build_content
@@ -292,7 +299,9 @@ class TableStore:
         self._grace, self._ended = seconds(grace, "grace"), threading.Event()
         self._logged_problems: dict[str, str] = {}
         self._threads: list[threading.Thread] = []
+        self._requests_read_to = next((one.seq for one in self.control.newest_first()), 0)
         self._repeat("versions", lambda: _CLEAN_SECONDS, self.clean)
+        self._repeat("requests", lambda: POLL_SECONDS, self._read_requests)
 
     def folder(
         self,
@@ -410,6 +419,19 @@ class TableStore:
         self._tables[name] = table
         self._repeat(f"table-{name}", lambda: POLL_SECONDS, table.poll_if_due)
         return table
+
+    def _read_requests(self) -> None:
+        """Pass requests of the control file on; a join without state does not read that file."""
+        read_to = self._requests_read_to
+        for control in self.control.newest_first():
+            if control.seq <= read_to:
+                break
+            self._requests_read_to = max(self._requests_read_to, control.seq)
+            if control.type != SideRefresh.__name__:
+                continue
+            for table in self.tables():
+                if any(one.name == control.payload.get("input") for one in table._all_sides()):
+                    write_request(table.folder, control.id)
 
     def _repeat(self, name: str, pause: Callable[[], float], work: Callable[[], None]) -> None:
 

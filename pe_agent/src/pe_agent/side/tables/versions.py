@@ -227,6 +227,13 @@ def _needed_versions(announced: dict[int, int], positions: Collection[ReadPositi
     return needed
 
 
+def write_request(folder: Path, request_id: str) -> None:
+    """Request that the driver reads the table now; repeats with one id are one request."""
+    requests = folder / REQUESTS
+    requests.mkdir(exist_ok=True)
+    (requests / hashlib.sha256(request_id.encode()).hexdigest()[:32]).touch()
+
+
 def version_path(folder: Path, version: str) -> Path:
     """Return the file of a version."""
     return folder / f"{version}{_SUFFIX}"
