@@ -13,15 +13,18 @@ from typing import Any
 
 import pyarrow as pa
 from measure import Figures, Settings, quantile, turns
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from side_ways import side_files
 
 import streambroker as sb
 from pe_agent.aligned.runtime import hosting
 from pe_agent.spark.local_session import session
+from streambroker.side import Table, TableStore, side_map
 
 PURPOSE = "ms of a micro-batch with few rows through operators, against plain Spark"
 PEER = "dropDuplicates"
+"""Of operators; that of side inputs is Spark's broadcast join."""
 RATES = (1, 1_000)
 """Rows a second."""
 WARM, COUNTED = 6, 20
@@ -41,7 +44,7 @@ def run(settings: Settings) -> Figures:
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # workers import the operator
     figures, spark = Figures(), session("micro-batch")
     rates = RATES[1:] if settings.quick else RATES
-    names = [f"{rate}/s: {way}" for rate in rates for way in WAYS]
+    names = [f"{rate}/s: {way}" for rate in rates for way in (*WAYS, *SIDE)]
     try:
         for round_ in settings.turns:
             figures.yardstick() if round_ else None
@@ -54,10 +57,11 @@ def run(settings: Settings) -> Figures:
     finally:
         spark.stop()
     for rate in rates:
-        for way in WAYS:
-            if way != PEER:
-                over, under = f"{rate}/s: {way}: p50", f"{rate}/s: {PEER}: p50"
-                figures.ratio(f"{rate}/s: {way} / {PEER}", over, under)
+        for way in (*WAYS, *SIDE):
+            peer = JOIN if way in SIDE else PEER
+            if way != peer:
+                over, under = f"{rate}/s: {way}: p50", f"{rate}/s: {peer}: p50"
+                figures.ratio(f"{rate}/s: {way} / {peer}", over, under)
     figures.note(
         f"local[2], two partitions behind the shuffle; p50 of {COUNTED} micro-batches after {WARM}"
         " for each round; an operator has the default settings unless buckets are named."
@@ -69,7 +73,8 @@ def _took(spark: SparkSession, name: str, settings: Settings, round_: int) -> li
     """Return the milliseconds of the micro-batches that count of one query."""
     rate, _, way = name.partition("/s: ")
     rows = spark.readStream.format("rate").option("rowsPerSecond", rate).load()
-    frame = WAYS[way](rows.selectExpr("value % 1000 AS k", "value AS v", "timestamp AS t"))
+    data = rows.selectExpr("value % 1000 AS k", "value AS v", "timestamp AS t")
+    frame = SIDE[way](data, settings.place) if way in SIDE else WAYS[way](data)
     place = settings.place / f"checkpoint-{round_}-{name.replace('/', '-')}"
     writer = frame.writeStream.format("noop").option("checkpointLocation", str(place))
     query = writer.start()
@@ -132,6 +137,27 @@ def _hop(rows: DataFrame) -> DataFrame:
     return groups.transformWithStateInPandas(Hop(), "k bigint, n bigint", "append", "None")
 
 
+def _table(rows: DataFrame, place: Path, *, with_state: bool = False) -> DataFrame:
+    """Add both values of a table of 1,000 entries."""
+    if not (place / "entries").is_dir():
+        side_files(place / "entries", 1_000, 0, 0)
+    if place not in _TABLES:
+        _TABLES[place] = TableStore(place / "store").folder("rates", place / "entries", every=None)
+    side = side_map(_TABLES[place], key="k", value=("rate", "label"))
+    sides = sb.stream(rows).join_side(rates=side)
+    sides = sides.options(order="arrival") if with_state else sides
+    frame: DataFrame = sides.enrich("rates", on="k").to_df()
+    return frame
+
+
+def _broadcast(rows: DataFrame, place: Path) -> DataFrame:
+    if not (place / "entries").is_dir():
+        side_files(place / "entries", 1_000, 0, 0)
+    entries = rows.sparkSession.read.parquet(str(place / "entries")).select("k", "rate", "label")
+    return rows.join(functions.broadcast(entries), "k", "left")
+
+
+_TABLES: dict[Path, Table] = {}
 WAYS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "mapInArrow": lambda rows: rows.mapInArrow(_same, rows.schema),
     PEER: lambda rows: rows.dropDuplicates(["k", "v"]),
@@ -140,4 +166,10 @@ WAYS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "operator, 8 buckets": partial(_operators, buckets=8),
     "2 operators": partial(_operators, count=2),
     "4 operators": partial(_operators, count=4),
+}
+JOIN = "broadcast join"
+SIDE: dict[str, Callable[[DataFrame, Path], DataFrame]] = {
+    JOIN: _broadcast,
+    "table as side input": _table,
+    "table as side input, with state": partial(_table, with_state=True),
 }
