@@ -65,9 +65,10 @@ class PartitionJoiner:
 
     def on_control(self, control: ControlTuple) -> None:
         """Request that a table is read now, if the control tuple is a `SideRefresh` of it."""
-        name = str(control.payload.get("input"))
-        if control.type == SideRefresh.__name__ and name in self._tables.folders:
-            self._tables.request_refresh(name, control.id)
+        if control.type == SideRefresh.__name__:
+            name = str(control.payload.get("input"))
+            if name in self._tables.folders:
+                self._tables.request_refresh(name, control.id)
 
     def _views(self) -> Views:
         micro_batch = current_batch()
