@@ -58,13 +58,13 @@ def groups(arguments: list[str]) -> list[Group]:
 
     operators, chart = files(SPARK[0], OPERATORS), files(CLUSTER[0], CHART)
     return [
-        Group(name="unit and contract tests", commands=[pytest(UNIT)]),
-        Group(name="Spark", commands=[pytest([*SPARK, *others(OPERATORS)])]),
-        Group(name="unit tests of agents", commands=[pytest(UNIT_AGENT)]),
         Group(name="Spark, operators", commands=[[*make, "spark-classes"], pytest(operators)]),
+        Group(name="Spark", commands=[pytest([*SPARK, *others(OPERATORS)])]),
+        Group(name="unit and contract tests", commands=[pytest(UNIT)]),
         Group(name="API server", commands=[pytest([*CLUSTER, *others(CHART)])]),
-        Group(name="agents", commands=[pytest(AGENT)]),
         Group(name="other components", commands=[pytest(COMPONENTS)]),
+        Group(name="agents", commands=[pytest(AGENT)]),
+        Group(name="unit tests of agents", commands=[pytest(UNIT_AGENT)]),
         Group(name="API server, chart", commands=[pytest(chart)]),
         Group(name=CHECKS, commands=[[*make, "check"]]),
     ]
