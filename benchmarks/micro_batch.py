@@ -137,12 +137,17 @@ def _hop(rows: DataFrame) -> DataFrame:
     return groups.transformWithStateInPandas(Hop(), "k bigint, n bigint", "append", "None")
 
 
-def _table(rows: DataFrame, place: Path, *, with_state: bool = False) -> DataFrame:
-    """Add both values of a table of 1,000 entries."""
+def _entries(place: Path) -> Path:
+    """Return the folder of a table of 1,000 entries."""
     if not (place / "entries").is_dir():
         side_files(place / "entries", 1_000, 0, 0)
+    return place / "entries"
+
+
+def _table(rows: DataFrame, place: Path, *, with_state: bool = False) -> DataFrame:
+    """Add both values of the table as a side input."""
     if place not in _TABLES:
-        _TABLES[place] = TableStore(place / "store").folder("rates", place / "entries", every=None)
+        _TABLES[place] = TableStore(place / "store").folder("rates", _entries(place), every=None)
     side = side_map(_TABLES[place], key="k", value=("rate", "label"))
     sides = sb.stream(rows).join_side(rates=side)
     sides = sides.options(order="arrival") if with_state else sides
@@ -151,9 +156,7 @@ def _table(rows: DataFrame, place: Path, *, with_state: bool = False) -> DataFra
 
 
 def _broadcast(rows: DataFrame, place: Path) -> DataFrame:
-    if not (place / "entries").is_dir():
-        side_files(place / "entries", 1_000, 0, 0)
-    entries = rows.sparkSession.read.parquet(str(place / "entries")).select("k", "rate", "label")
+    entries = rows.sparkSession.read.parquet(str(_entries(place))).select("k", "rate", "label")
     return rows.join(functions.broadcast(entries), "k", "left")
 
 
