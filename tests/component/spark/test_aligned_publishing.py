@@ -27,6 +27,7 @@ def take(found: list[int], batch: DataFrame, number: int) -> None:
     found += [row[0] for row in batch.collect()]
 
 
+@pytest.mark.slow
 def test_several_outputs_reach_several_exports_and_a_repeated_batch_reaches_none_twice(
     jobs: Session, tmp_path: Path
 ) -> None:

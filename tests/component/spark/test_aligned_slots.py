@@ -48,6 +48,7 @@ def test_the_hash_of_slots_is_that_of_spark(spark: SparkSession) -> None:
         assert [spark_hash(key) % partitions for key in keys] == list(range(partitions))
 
 
+@pytest.mark.slow
 def test_each_partition_has_one_group_and_a_checkpoint_keeps_their_number(
     spark: SparkSession, tmp_path: Path
 ) -> None:

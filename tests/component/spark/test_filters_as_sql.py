@@ -56,6 +56,7 @@ def interpreted(spark: SparkSession) -> Iterator[SparkSession]:
     spark.createDataFrame([], "a int")  # makes it the active one again
 
 
+@pytest.mark.slow
 def test_a_where_clause_passes_the_rows_that_the_filter_passes(interpreted: SparkSession) -> None:
     batch = batch_of(drawn(rows, ROWS))
     filters = {str(parse(text, "filter")): parse(text, "filter") for text in BY_HAND}

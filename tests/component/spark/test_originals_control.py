@@ -49,6 +49,7 @@ def test_each_of_two_generators_sends_its_own_count(
         assert (first < count) == immediate
 
 
+@pytest.mark.slow
 def test_each_file_is_closed_with_its_own_lines(spark: SparkSession, tmp_path: Path) -> None:
     """A-27. The original has this use as prose alone, so its lines cannot be counted."""
     found = end_of_file.run(spark, tmp_path)

@@ -406,6 +406,7 @@ def test_a_statement_in_sql_makes_a_row_of_each_match(spark: SparkSession, tmp_p
     assert made.schema().names == ["who", "first_time", "amount"]
 
 
+@pytest.mark.slow
 def test_the_first_example_of_the_original_runs_and_counts_what_it_finds(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -436,6 +437,7 @@ def test_the_first_example_of_the_original_runs_and_counts_what_it_finds(
     assert [str(end) for end in ends] == [times[4], times[7], times[8]]
 
 
+@pytest.mark.slow
 def test_a_dynamic_statement_takes_its_rules_from_a_discoverer(
     spark: SparkSession, tmp_path: Path
 ) -> None:

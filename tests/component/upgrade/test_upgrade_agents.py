@@ -136,7 +136,11 @@ def version_of(process: AgentProcess | Broker, released: Release) -> str:
 
 @pytest.mark.parametrize(
     "old",
-    [(BROKER, FEED), (BROKER, ALERTS), (FEED,), (ALERTS,)],
+    [
+        (BROKER, FEED),
+        (BROKER, ALERTS),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ((FEED,), (ALERTS,))),
+    ],
     ids=["old broker and exporter", "old broker and importer", "old exporter", "old importer"],
 )
 def test_rows_and_control_pass_between_an_old_and_a_new_agent_and_a_filter_set_later_holds(
@@ -199,7 +203,9 @@ def test_what_old_agents_have_published_planned_and_counted_goes_on_at_new_ones(
 
 
 @pytest.mark.parametrize(
-    "order", [(BROKER, ALERTS, FEED), (FEED, ALERTS, BROKER)], ids=" then ".join
+    "order",
+    [(BROKER, ALERTS, FEED), pytest.param((FEED, ALERTS, BROKER), marks=pytest.mark.slow)],
+    ids=" then ".join,
 )
 def test_rows_flow_on_while_one_process_after_the_other_is_replaced_by_a_new_one(
     mixed: Callable[..., Mixed], order: tuple[str, ...]

@@ -18,7 +18,9 @@ def test_most_cases_can_be_run_in_windows() -> None:
     assert len(CASES) > 80
 
 
-@pytest.mark.parametrize("copied", [False, True], ids=["rows", "copies"])
+@pytest.mark.parametrize(
+    "copied", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["rows", "copies"]
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_a_case_gives_the_same_through_the_runner(case: dict[str, Any], copied: bool) -> None:
     assert pattern_cases.failure_through_runner(case, copied=copied) is None

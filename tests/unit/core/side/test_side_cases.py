@@ -22,8 +22,17 @@ def test_every_scenario_is_a_case() -> None:
     assert len(set(ids)) == len(ids)
 
 
-@pytest.mark.parametrize("buckets", [1, 4])
-@pytest.mark.parametrize("pieces", [1, 2, None])
+@pytest.mark.parametrize(
+    ("pieces", "buckets"),
+    [
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in ((1, 1), (2, 1), (1, 4), (None, 4))
+        ),
+        (None, 1),
+        (2, 4),
+    ],
+)
 @pytest.mark.parametrize("case", RUN, ids=[case["id"] for case in RUN])
 def test_a_case_gives_what_it_expects(
     case: dict[str, Any], pieces: int | None, buckets: int
