@@ -26,8 +26,10 @@ CLUSTER = ["tests/component/kubernetes"]
 AGENT = ["tests/component/agent"]
 COMPONENTS = ["tests/component", *(f"--ignore={path}" for path in SPARK + CLUSTER + AGENT)]
 CHECKS = "format, lint, types, layers"
+CONTRACT = ["tests/contract"]
 UNIT_AGENT = ["tests/unit/agent"]
-UNIT = ["tests", *(f"--ignore={path}" for path in ["tests/component", "tests/e2e", *UNIT_AGENT])]
+OTHERS = ["tests/component", "tests/e2e", *CONTRACT, *UNIT_AGENT]
+UNIT = ["tests", *(f"--ignore={path}" for path in OTHERS)]
 NOTHING_SELECTED = 5
 """Exit code of pytest when it ran no test."""
 _NO_API_SERVER = re.compile(r"^SKIPPED \[(\d+)\].*make kube-assets", re.MULTILINE)
@@ -60,12 +62,13 @@ def groups(arguments: list[str]) -> list[Group]:
     return [
         Group(name="Spark, operators", commands=[[*make, "spark-classes"], pytest(operators)]),
         Group(name="Spark", commands=[pytest([*SPARK, *others(OPERATORS)])]),
-        Group(name="unit and contract tests", commands=[pytest(UNIT)]),
+        Group(name="unit tests", commands=[pytest(UNIT)]),
         Group(name="API server", commands=[pytest([*CLUSTER, *others(CHART)])]),
         Group(name="other components", commands=[pytest(COMPONENTS)]),
         Group(name="agents", commands=[pytest(AGENT)]),
         Group(name="unit tests of agents", commands=[pytest(UNIT_AGENT)]),
         Group(name="API server, chart", commands=[pytest(chart)]),
+        Group(name="contract tests", commands=[pytest(CONTRACT)]),
         Group(name=CHECKS, commands=[[*make, "check"]]),
     ]
 

@@ -111,7 +111,7 @@ def chart() -> helm_python.Chart:
     return helm_python.Chart.load(CHART)
 
 
-class Strict(yaml.SafeLoader):
+class Strict(yaml.CSafeLoader):
     """Reads YAML and refuses a key that stands twice in one map, as API servers do."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -13,10 +13,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from hypothesis import reject
+
 from streambroker_core.cep.pattern.pattern import NEGATED, Element, Group, Pattern, PatternStage
 
 Past: TypeAlias = "tuple[tuple[str, int], ...]"
 """What a partial match has taken: stages and the numbers of events."""
+MOST_TRIED = 100_000
+"""Events tried for slots, about a second; few patterns of groups take many minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +215,8 @@ class Oracle:
         holds: tells whether a condition holds of an event, by its number and what was taken before.
         times: the events' times, not going down.
         window: of the whole match, exclusive; 0 for none.
+
+    An example of hypothesis that takes too long is rejected.
     """
 
     pattern: Pattern
@@ -218,6 +224,7 @@ class Oracle:
     times: list[int]
     window: int
     _past: Past = ()
+    _tried: int = 0
 
     def matches(self) -> list[tuple[tuple[tuple[str, int], ...], int]]:
         """Return each match as (stage, event) pairs and the event at which it is known.
@@ -335,6 +342,9 @@ class Oracle:
     def _fits(
         self, slot: Slot, so_far: tuple[int, ...], before: int, q: int, *, final: bool
     ) -> bool:
+        self._tried += 1
+        if self._tried > MOST_TRIED:
+            reject()
         if not self._true(slot.stage.condition, q) or self._any(slot.take_until, q):
             return False
         if so_far:
