@@ -17,6 +17,8 @@ RULES = (1, 10, 100, 1_000)
 CASES = {f"{number:,} rules": (number, 100) for number in RULES} | {
     "1,000 rules, 10 keys": (1_000, 10)
 }
+MANY_KEYS = {"50 rules, 10,000 keys": (50, 100), "500 rules, 10,000 keys": (500, 20)}
+"""Rules, and windows: what is kept of a key is read and written for few events."""
 SHARE = 0.01
 ROWS = 20_000
 """Of a window."""
@@ -41,6 +43,16 @@ def run(settings: Settings) -> Figures:
                 figures.add(f"{name}, runs", float(ran.runs), "")
                 figures.add(f"{name}, state of a rule", ran.state / number, "bytes")
                 figures.add(f"{name}, state of a run", ran.state / max(1, ran.runs), "bytes")
+        for name in turns(list(MANY_KEYS), round_):
+            settings.say(f"round {round_}: {name}")
+            number, windows = MANY_KEYS[name]
+            windows = 10 if settings.quick else windows
+            engine = Engine(patterns(number, 10_000), rows=ROWS)
+            took = engine.run(events(windows * ROWS, SHARE, 10_000)).windows
+            if round_:
+                for part, some in (("first", took[1:5]), ("last", took[-4:])):
+                    each = sum(some) / len(some) / ROWS
+                    figures.add(f"{name}, {part} of {windows} windows", each * 1e6, "us/event")
     for few, many in pairwise(RULES):
         less, more = (figures.samples[f"{number:,} rules, time"] for number in (few, many))
         for before, after in zip(less, more, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,7 @@ class Ran:
         state: bytes that runs and their indexes take when all rows were seen.
         runs: alive then.
         held: keys that have some.
+        windows: seconds of a core, of each window with rows.
     """
 
     seconds: float
@@ -117,6 +119,7 @@ class Ran:
     state: int
     runs: int
     held: int
+    windows: list[float]
 
 
 class Engine:
@@ -141,17 +144,26 @@ class Engine:
 
     def run(self, batch: pa.RecordBatch) -> Ran:
         """Let the rules see rows, then let time end."""
-        began = time.process_time()
+        ends = [time.process_time()]
         for start in range(0, batch.num_rows, self._rows):
             self._window(start - 1, batch.slice(start, self._rows))
+            ends.append(time.process_time())
         self._window(batch.num_rows - 1, None)
-        seconds = time.process_time() - began
+        seconds = time.process_time() - ends[0]
         state = sum(len(blob) for name, blob in self._blobs.items() if name.startswith("runs"))
         runs, held = self._alive(batch.num_rows - 1)
         began = time.process_time()
         self._window(END, None)
         seconds += time.process_time() - began
-        return Ran(seconds=seconds, matches=self.out.rows, state=state, runs=runs, held=held)
+        windows = [after - before for before, after in pairwise(ends)]
+        return Ran(
+            seconds=seconds,
+            matches=self.out.rows,
+            state=state,
+            runs=runs,
+            held=held,
+            windows=windows,
+        )
 
     def _begun(self, mark: int) -> PatternOperator:
         """Return the operator with the state so far, in a new window."""

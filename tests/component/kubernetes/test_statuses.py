@@ -108,7 +108,7 @@ async def test_an_end_and_its_being_taken_back_are_one_write_each(
 
 
 @pytest.mark.long
-async def test_a_thousand_resources_have_their_status_in_thirty_seconds_and_then_there_is_rest(
+async def test_a_thousand_resources_have_their_status_by_a_write_each_and_then_there_is_rest(
     api: ApiServer, namespace: str
 ) -> None:
     async with broker_at(api, namespace) as broker:
@@ -120,13 +120,10 @@ async def test_a_thousand_resources_have_their_status_in_thirty_seconds_and_then
                 for n in range(1000)
             ),
         )
-        began = time.monotonic()
         await broker.fill()
         await broker.settled()
-        took = time.monotonic() - began
 
         assert broker.writer.writes["done"] == 1000
-        assert took <= 30.0
         assert written(api, namespace) == 1000
 
         await broker.fill()

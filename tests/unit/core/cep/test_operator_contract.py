@@ -553,7 +553,7 @@ def test_a_thousand_rules_do_what_each_does_alone_and_free_what_they_kept() -> N
     found = [(row["rule"], row["key"]) for row in matches]
     assert found == [("r7", ["u3"]), ("r999", ["u9"]), ("r7", ["u9"])]
     assert len(over) == 10 * 1_000 - 3
-    assert kept / (10 * 1_000) < 40, "bytes of a run"
+    assert kept / (10 * 1_000) < 24, "bytes of a run; rules with equal stages share their events"
     assert not any(name.startswith("runs/") and blob for name, blob in bucket.blobs.items())
 
 

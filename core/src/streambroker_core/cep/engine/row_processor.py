@@ -7,9 +7,16 @@ from collections.abc import Callable
 from streambroker_core.cep.engine.active_rule import ActiveRule, RuleResult, new_result
 from streambroker_core.cep.engine.condition_masks import Hits
 from streambroker_core.cep.engine.key_store import KeyStore, decode_key
-from streambroker_core.cep.engine.row_view import GapRows, OrderedRows, RowView, SelectedRows
+from streambroker_core.cep.engine.row_view import (
+    GapRows,
+    KeyCodes,
+    OrderedRows,
+    RowView,
+    SelectedRows,
+)
 from streambroker_core.cep.nfa.linear_matcher import LinearMatcher, may_exceed
 from streambroker_core.cep.nfa.matcher import Matcher, Run
+from streambroker_core.cep.nfa.snapshot import RuleVersionKey
 from streambroker_core.cep.pattern.match_buffer import Event
 
 
@@ -43,7 +50,7 @@ class RowProcessor:
         for index, seq, time, code, bits in zip(*chosen[1:5], hits.bits, strict=True):
             if code not in matchers:
                 keys[code] = chosen.keys.key_at(code)
-                matchers[code] = self._keys.matchers_for(keys[code]).get(name)
+                matchers[code] = self._matchers_at(chosen.keys, code).get(name)
             matcher = matchers[code]
             if matcher is None and not active.can_begin(bits):
                 continue
@@ -62,7 +69,7 @@ class RowProcessor:
         rows.load_columns(chosen, active.compiled.condition_bits)
         for code, low, high in gaps.iter_keys():
             key_bytes = chosen.keys.key_at(code)
-            matcher = self._keys.matchers_for(key_bytes).get(active.name)
+            matcher = self._matchers_at(chosen.keys, code).get(active.name)
             for at in range(low, high):
                 bits = gaps.bits[at]
                 if matcher is None and not (bits and active.can_begin(bits)):
@@ -84,7 +91,7 @@ class RowProcessor:
             return False
         before: dict[int, list[Run]] = {}
         for code in dict.fromkeys(chosen.codes):
-            matcher = self._keys.matchers_for(keys.key_at(code)).get(name)
+            matcher = self._matchers_at(keys, code).get(name)
             if matcher is not None:
                 before[code] = matcher.runs
                 if not pattern.can_follow(matcher.runs):
@@ -95,7 +102,8 @@ class RowProcessor:
         def event(row: int) -> Event:
             return rows.event_at(chosen.indices[row], chosen.seqs[row], chosen.times[row])
 
-        linear_matcher, metrics = LinearMatcher(pattern, before), active.metrics
+        nodes, metrics = rows.nodes_of(active.automaton.stages), active.metrics
+        linear_matcher = LinearMatcher(pattern, before, nodes)
         linear_matcher.process(chosen.codes, chosen.seqs, chosen.times, bits)
         metrics.matches += linear_matcher.matches
         metrics.timeouts += linear_matcher.timeouts
@@ -103,13 +111,21 @@ class RowProcessor:
             key = decode_key(keys.key_at(code))
             results.append(new_result(RuleResult, (*name, key, outcome, chosen.seqs[row])))
         for code, runs in linear_matcher.iter_changed(event):
-            matchers = self._keys.matchers_for(keys.key_at(code))
+            matchers = self._matchers_at(keys, code)
             metrics.alive += len(runs) - len(before.get(code, ()))
             if runs:
-                matchers.setdefault(name, active.matcher()).set_runs(runs)
+                matcher = matchers.get(name) or matchers.setdefault(name, active.matcher())
+                matcher.set_runs(runs)
             else:
                 matchers.pop(name, None)
         return True
+
+    def _matchers_at(self, keys: KeyCodes, code: int) -> dict[RuleVersionKey, Matcher]:
+        """Return the matchers of a key number; the caller may change them."""
+        matchers = keys.matchers.get(code)
+        if matchers is None:
+            matchers = keys.matchers[code] = self._keys.matchers_for(keys.key_at(code))
+        return matchers
 
     def _step(
         self,

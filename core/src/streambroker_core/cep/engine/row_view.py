@@ -13,8 +13,10 @@ from streambroker_core.cep.engine.condition_masks import Hits
 from streambroker_core.cep.engine.key_columns import encode_columns, key_columns
 from streambroker_core.cep.engine.key_store import encode_key
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
+from streambroker_core.cep.nfa.matcher import Matcher
+from streambroker_core.cep.nfa.snapshot import RuleVersionKey
 from streambroker_core.cep.pattern.key_selectors import Selector
-from streambroker_core.cep.pattern.match_buffer import Event, load_fields
+from streambroker_core.cep.pattern.match_buffer import Event, RunNode, load_fields
 
 _NOT_READ = object()
 _LETTERS: Mapping[pa.DataType, Literal["i", "q", "Q"]] = {
@@ -42,7 +44,8 @@ class OrderedRows:
     """
 
     __slots__ = (
-        "_events", "_values", "arrival_windows", "batch", "clock", "key_bytes", "seqs", "times",
+        "_events", "_nodes", "_values", "arrival_windows", "batch", "clock", "key_bytes",
+        "seqs", "times",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +67,7 @@ class OrderedRows:
         )
         self.clock, self.key_bytes = clock, key_bytes
         self._events: dict[int, Event] = {} if events is None else events
+        self._nodes: dict[tuple[str, ...], dict[tuple[int, ...], RunNode]] = {}
         self._values: dict[str, dict[int, Any]] = {}
 
     def filter(self, chosen: pa.BooleanArray) -> OrderedRows:
@@ -84,6 +88,10 @@ class OrderedRows:
         if event is None:
             event = self._events[seq] = Event(seq, time, None, self.clock, self, row)
         return event
+
+    def nodes_of(self, stages: tuple[str, ...]) -> dict[tuple[int, ...], RunNode]:
+        """Return the nodes that all rules with these stages share; see `LinearMatcher`."""
+        return self._nodes.setdefault(stages, {})
 
     def load_events(self) -> None:
         """Read all fields of the rows that are events."""
@@ -138,14 +146,19 @@ def to_python_values(column: pa.Array) -> list[Any]:
 
 
 class KeyCodes:
-    """Keys of rows as a number per row; key bytes are computed on demand, as rules need few."""
+    """Keys of rows as a number per row; key bytes are computed on demand, as rules need few.
 
-    __slots__ = ("_key_bytes", "_selector", "_values", "codes")
+    Attributes:
+        matchers: cache by key number: the matchers of a key by rule, which all rules look up.
+    """
+
+    __slots__ = ("_key_bytes", "_selector", "_values", "codes", "matchers")
 
     def __init__(self, rows: OrderedRows, selector: Selector, at: pa.Array | None = None) -> None:
         """Number the keys of all rows, or of the rows `at`, whose key consists of columns."""
         self._selector: Selector | None = selector
         self._key_bytes: dict[int, bytes] = {}
+        self.matchers: dict[int, dict[RuleVersionKey, Matcher]] = {}
         if rows.key_bytes is not None:
             self._selector = None
             columns = [rows.key_bytes if at is None else rows.key_bytes.take(at)]

@@ -191,11 +191,23 @@ class _KeyRuns:
 
 
 class LinearMatcher:
-    """Follows the runs of a linear pattern; `before` has all existing runs by key number."""
+    """Follows the runs of a linear pattern.
 
-    def __init__(self, pattern: LinearPattern, before: Mapping[int, Iterable[Run]]) -> None:
+    Args:
+        before: all existing runs, by key number.
+        nodes: nodes by sequence number of the event, stage, and identity of the previous node.
+            Rules with the same stages share them, so state has a chain of events once.
+    """
+
+    def __init__(
+        self,
+        pattern: LinearPattern,
+        before: Mapping[int, Iterable[Run]],
+        nodes: dict[tuple[int, ...], RunNode],
+    ) -> None:
         self._pattern, self._window = pattern, pattern.automaton.window
         self._keys: dict[int, _KeyRuns] = {}
+        self._nodes = nodes
         self._ended: list[tuple[int, int, LinearRun, int]] = []
         self.timeouts = 0
         for code, runs in before.items():
@@ -286,11 +298,16 @@ class LinearMatcher:
                 yield code, list(self._iter_runs(key, event))
 
     def _iter_runs(self, key: _KeyRuns, event: Callable[[int], Event]) -> Iterator[Run]:
+        first = self._pattern.stages[0].number
         for number in range(len(key.waiting) - 1, 0, -1):
             state = self._pattern.stages[number].state
             for start, began, path in key.waiting[number]:
                 due = began + self._window if self._window else NEVER
-                yield Run(state, self._build_node(path, number - 1, event), start, began, due)
+                is_new = number == 1 and isinstance(path, tuple)
+                node = self._nodes.get((start, first, id(None))) if is_new else None
+                if node is None:
+                    node = self._build_node(path, number - 1, event)
+                yield Run(state, node, start, began, due)
 
     def _build_node(self, path: RunPath, last: int, event: Callable[[int], Event]) -> RunNode:
         """Return a path as nodes; its last event was taken for stage `last`."""
@@ -302,7 +319,12 @@ class LinearMatcher:
         node, stage = before, last - len(rows)
         for row in reversed(rows):
             stage += 1
-            node = RunNode(event(row), self._pattern.stages[stage].number, node)
+            taken, number = event(row), self._pattern.stages[stage].number
+            identity = taken.seq, number, id(node)
+            shared = self._nodes.get(identity)
+            if shared is None:
+                shared = self._nodes[identity] = RunNode(taken, number, node)
+            node = shared
         assert node is not None  # noqa: S101 - a run has taken an event
         return node
 
