@@ -20,7 +20,7 @@ from streambroker_core.cep.pattern.pattern import NEGATED, Element, Group, Patte
 Past: TypeAlias = "tuple[tuple[str, int], ...]"
 """What a partial match has taken: stages and the numbers of events."""
 MOST_TRIED = 100_000
-"""Events tried for slots, about a second; few patterns of groups take many minutes."""
+"""Events that are tried for slots, about a second. A few patterns with groups take many minutes."""
 
 
 @dataclass(frozen=True, slots=True)
