@@ -71,6 +71,23 @@ def quantified(draw: Any, pattern: Pattern, *, group: bool) -> Pattern:
 
 
 @st.composite
+def alike(draw: Any) -> list[Pattern]:
+    """Draw patterns that differ in nothing but the letters of their stages."""
+    stages, window = draw(st.integers(2, 3)), draw(st.sampled_from((0, 2, 4, 9)))
+    negated = draw(st.booleans())
+
+    def pattern() -> Pattern:
+        made = Pattern.begin("s0").where(one_of(draw(letters)))
+        for place in range(1, stages):
+            if negated and place == 1:
+                made = made.not_followed_by("x").where(one_of(draw(letters)))
+            made = made.followed_by(f"s{place}").where(one_of(draw(letters)))
+        return made.within(f"{window}us")
+
+    return [pattern() for _ in range(draw(st.integers(2, 6)))]
+
+
+@st.composite
 def groups(draw: Any, name: str) -> Pattern:
     pattern = Pattern.begin(f"{name}0").where(one_of(draw(letters)))
     pattern = draw(quantified(pattern, group=False))

@@ -22,7 +22,7 @@ from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.pattern.run_limits import RunLimits
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.operators.keyed_state import KeyedState
-from support.patterns.examples import END, LETTERS, letters, one_of, pairs
+from support.patterns.examples import END, LETTERS, alike, letters, one_of, pairs
 
 SCHEMA = pa.schema([("n", pa.string()), ("k", pa.int64()), ("seq", pa.int64()), ("t", pa.int64())])
 ABC = Pattern.begin("a").where('n == "a"').followed_by("b").where('n == "b"')
@@ -103,13 +103,18 @@ limits = st.builds(
 
 @st.composite
 def jobs(draw: Any) -> tuple[list[PatternProcessor], list[list[dict[str, Any]]]]:
-    """Draw rules, and rows in batches."""
+    """Draw rules, and rows in batches; half of the jobs have rules that can share runs."""
+    one_limit = draw(limits)
+    patterns = draw(
+        st.lists(plain_patterns().filter(is_plain), min_size=1, max_size=2)
+        | alike().filter(lambda found: all(map(is_plain, found)))
+    )
     rules = [
         PatternProcessor(
-            id=f"r{number}", version=1, pattern=draw(plain_patterns().filter(is_plain)), key=("k",),
-            limits=draw(limits), on_error="disable",
+            id=f"r{number}", version=1, pattern=pattern, key=("k",),
+            limits=one_limit if len(patterns) > 2 else draw(limits), on_error="disable",
         )
-        for number in range(draw(st.integers(1, 2)))
+        for number, pattern in enumerate(patterns)
     ]  # fmt: skip
     time, seq, batches = 0, 0, []
     for _ in range(draw(st.integers(1, 3))):

@@ -44,7 +44,7 @@ def test_runs_go_on_from_bytes_as_if_nothing_had_been(
         event = Event(seq, time, {"n": name})
         if seq == cut:
             blob = write({RULE: stored})
-            stored = new() if blob is None else read(blob, new)[RULE]
+            stored = new() if blob is None else read(blob, new).matchers[RULE]
             assert blob == write({RULE: plain})
         one, two = plain.process(event), stored.process(event)
         assert timed(one[0]) == timed(two[0])
@@ -90,7 +90,7 @@ def test_events_come_back_with_all_that_they_had() -> None:
     blob = write({RULE: matcher})
     assert blob is not None
 
-    runs = read(blob, lambda rule: Matcher(automaton, ConditionBits(automaton)))[RULE].runs
+    runs = read(blob, lambda rule: Matcher(automaton, ConditionBits(automaton))).matchers[RULE].runs
 
     found = {node.event.seq: node.event for run in runs for node in list_chain(run.node)}
     assert [(e.seq, e.time, e.row, e.clock) for e in found.values()] == given
@@ -107,7 +107,7 @@ def test_runs_of_a_rule_that_is_gone_are_left_out() -> None:
     blob = write({RULE: loaded("a")})
     assert blob is not None
 
-    assert read(blob, lambda rule: None) == {}
+    assert read(blob, lambda rule: None) == ({}, [], [RULE])
 
 
 def test_only_a_key_whose_matches_are_numbered_keeps_their_number_in_the_newer_form() -> None:
@@ -125,7 +125,7 @@ def test_only_a_key_whose_matches_are_numbered_keeps_their_number_in_the_newer_f
 
     assert (matcher.runs, write({RULE: plain})) == ([], None)
     assert blob == b'[2,[],[],[],[["r",1,[],[],2]]]'
-    matcher = read(blob, new)[RULE]
+    matcher = read(blob, new).matchers[RULE]
     matcher.process(Event(4, 4, {"n": "a"}))
     first, _ = matcher.process(Event(5, 5, {"n": "b"}))
     assert [match.number for match in first] == [3]
@@ -147,11 +147,11 @@ def test_a_match_that_waits_has_the_time_of_the_event_that_completed_it() -> Non
     blob = write({RULE: matcher})
     assert blob is not None
 
-    restored = read(blob, lambda rule: Matcher(automaton, truths))[RULE]
+    restored = read(blob, lambda rule: Matcher(automaton, truths)).matchers[RULE]
     old = read(b"[1" + blob[2:].replace(b",0,[20]]", b"]"), lambda rule: Matcher(automaton, truths))
 
     assert blob.startswith(b"[3,")
-    for each, time in ((matcher, 20), (restored, 20), (old[RULE], 10)):
+    for each, time in ((matcher, 20), (restored, 20), (old.matchers[RULE], 10)):
         (match,), _ = each.advance(END)
         assert ([event.seq for event in match.events["d"]], match.time) == ([1], time)
 
@@ -160,8 +160,8 @@ def test_bytes_of_a_newer_release_or_damaged_ones_are_refused() -> None:
     blob = write({RULE: loaded("aa")})
     assert blob is not None
 
-    with pytest.raises(StateError, match="form 4, of a newer release"):
-        read(b"[4" + blob[2:], lambda rule: loaded(""))
+    with pytest.raises(StateError, match="form 5, of a newer release"):
+        read(b"[5" + blob[2:], lambda rule: loaded(""))
     for size in range(1, len(blob)):
         with pytest.raises(StateError, match="damaged"):
             read(blob[:size], lambda rule: loaded(""))
@@ -209,6 +209,6 @@ def test_a_match_that_waits_for_an_earlier_run_goes_on_waiting_from_bytes() -> N
     blob = write({RULE: matcher})
     assert blob is not None
 
-    again = read(blob, lambda rule: Matcher(automaton, ConditionBits(automaton)))[RULE]
+    again = read(blob, lambda rule: Matcher(automaton, ConditionBits(automaton))).matchers[RULE]
 
     assert [pairs(match) for match in again.advance(9)[0]] == [(("x", 1), ("y", 2))]

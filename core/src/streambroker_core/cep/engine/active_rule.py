@@ -116,16 +116,15 @@ class ActiveRule:
     def visible_rows(self, rows: OrderedRows) -> pa.BooleanArray | None:
         """Return a mask of the rows within the rule's time and visible windows; None for all."""
         masks = []
-        if (
-            self.visible_from
-            and rows.batch.num_rows
-            and pc.min(rows.arrival_windows).as_py() < self.visible_from
-        ):
+        if not rows.batch.num_rows:
+            return None
+        if self.visible_from and pc.min(rows.arrival_windows).as_py() < self.visible_from:
             masks.append(pc.greater_equal(rows.arrival_windows, self.visible_from))
-        if self.rule.starts is not None:
-            masks.append(pc.greater_equal(rows.times, self.rule.starts))
-        if self.until != NEVER:
-            masks.append(pc.less(rows.times, self.until))
+        starts, until = self.rule.starts, self.until
+        if starts is not None and pc.min(rows.times).as_py() < starts:
+            masks.append(pc.greater_equal(rows.times, starts))
+        if until != NEVER and pc.max(rows.times).as_py() >= until:
+            masks.append(pc.less(rows.times, until))
         return reduce(pc.and_, masks) if masks else None
 
     def can_take_over(self, old: ActiveRule) -> bool:

@@ -123,14 +123,18 @@ class BatchHits:
         texts = rule.condition_texts
         if rule.automaton.event_need == "all" or None in texts or not texts:
             rows = pa.arange(0, self._batch.num_rows)
-        elif self._lookup_rows and all(text in self._lookup_rows for text in texts):
+            return Hits(rows, self._bits(texts, rows))
+        return self.hits_of(texts)
+
+    def hits_of(self, texts: tuple[str | None, ...]) -> Hits:
+        """Return the rows that fulfil at least one of some conditions, with a bit for each."""
+        if self._lookup_rows and all(text in self._lookup_rows for text in texts):
             return self._hits_from_lookups(texts)
-        else:
-            masks = [self._mask(text) for text in dict.fromkeys(texts) if text is not None]
-            any_mask = masks[0]
-            for mask in masks[1:]:
-                any_mask = pc.or_(any_mask, mask)
-            rows = pc.indices_nonzero(any_mask)
+        masks = [self._mask(text) for text in dict.fromkeys(texts) if text is not None]
+        any_mask = masks[0]
+        for mask in masks[1:]:
+            any_mask = pc.or_(any_mask, mask)
+        rows = pc.indices_nonzero(any_mask)
         return Hits(rows, self._bits(texts, rows))
 
     def _hits_from_lookups(self, texts: tuple[str | None, ...]) -> Hits:

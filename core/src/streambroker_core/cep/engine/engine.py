@@ -9,13 +9,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import asdict
 
 import pyarrow as pa
 
 from streambroker_core.cep.engine.active_rule import BY_TIME, ActiveRule, Key, Metrics, RuleResult
-from streambroker_core.cep.engine.condition_masks import ConditionMasks, MaskMaker, row_by_row
+from streambroker_core.cep.engine.condition_masks import (
+    BatchHits,
+    ConditionMasks,
+    MaskMaker,
+    row_by_row,
+)
 from streambroker_core.cep.engine.key_store import KeyStore, decode_key, encode_key
 from streambroker_core.cep.engine.metrics import RuleMetrics
 from streambroker_core.cep.engine.row_processor import RowProcessor
@@ -31,8 +36,8 @@ from streambroker_core.cep.pattern.run_limits import NEVER
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.operators.keyed_state import KeyedState
 
-_MANY_RULES = 16
-"""From this many rules per key on, numbers, times and keys of all rows are read at once."""
+_MANY_SELECTIONS = 16
+"""From so many selections of rows on, numbers, times and keys of all rows are read at once."""
 
 
 class Engine:
@@ -66,7 +71,7 @@ class Engine:
         )
         self.active: dict[RuleVersionKey, ActiveRule] = {}
         self.failed: list[RuleVersionKey] = []
-        self.keys = KeyStore(state, self._make_matcher)
+        self.keys = KeyStore(state, self._make_matcher, lambda name: name in self.active)
         self._rows = RowProcessor(self.keys, clock)
         self._conditions: dict[Selector, tuple[pa.Schema, ConditionMasks]] = {}
 
@@ -128,7 +133,7 @@ class Engine:
         self.keys.forget({old.name for old in removed}, successors)
 
     def process(self, rows: OrderedRows, only_selector: Selector | None = None) -> list[RuleResult]:
-        """Process rows; results are in the order of the rows that triggered them.
+        """Process rows; results are in the order of the rows that triggered them, then of rules.
 
         With `only_selector` only the rules with this key see them, as the rows are copies for it.
 
@@ -136,29 +141,37 @@ class Engine:
             RunError: a rule failed whose policy is to fail the query.
         """
         results: list[RuleResult] = []
+        places = {name: place for place, name in enumerate(self.active)}
         for selector in {active.rule.key or self._key: None for active in self.active.values()}:
             if only_selector not in (None, selector):
                 continue
             rules = [a for a in self.active.values() if (a.rule.key or self._key) == selector]
             conditions = self._conditions_of(selector, rules, rows.batch.schema)
-            all_rows, hits = (
-                RowView(rows, selector, read_all=len(rules) >= _MANY_RULES),
-                conditions.evaluate(rows.batch),
-            )
+            masks = {active.name: active.visible_rows(rows) for active in rules}
+            groups = _list_groups([active for active in rules if masks[active.name] is None])
+            view = RowView(rows, selector, read_all=len(groups) >= _MANY_SELECTIONS)
+            hits = conditions.evaluate(rows.batch)
+            for group in groups:
+                if len(group) == 1 or not self._rows.process_group(group, view, hits, results):
+                    for active in group:
+                        self._process(active, view, hits, results)
             for active in rules:
-                view, rule_hits = all_rows, hits
-                mask = active.visible_rows(rows)
+                mask = masks[active.name]
                 if mask is not None:
-                    view = RowView(rows.filter(mask), selector)
-                    rule_hits = conditions.evaluate(view.rows.batch)
-                try:
-                    self._rows.process(active, view, rule_hits.hits_for(active.compiled), results)
-                except RunError as error:
-                    results.append(self.disable_rule(active.rule, error, self._last_seq(rows)))
-        results.sort(key=_trigger)
+                    part = RowView(rows.filter(mask), selector)
+                    self._process(active, part, conditions.evaluate(part.rows.batch), results)
+        results.sort(key=lambda result: (result.trigger, places[result[:2]]))
         if results:
             rows.load_events()
         return results
+
+    def _process(
+        self, active: ActiveRule, view: RowView, hits: BatchHits, results: list[RuleResult]
+    ) -> None:
+        try:
+            self._rows.process(active, view, hits.hits_for(active.compiled), results)
+        except RunError as error:
+            results.append(self.disable_rule(active.rule, error, self._last_seq(view.rows)))
 
     @staticmethod
     def _last_seq(rows: OrderedRows) -> int:
@@ -261,8 +274,10 @@ class Engine:
     def _advance(self, time: int, names: Collection[RuleVersionKey]) -> list[RuleResult]:
         results: list[RuleResult] = []
         for key_bytes in self.keys.due_keys(time):
-            for name in [name for name in self.keys.matchers_for(key_bytes) if name in names]:
-                matcher, active = self.keys.matchers_for(key_bytes).get(name), self.active.get(name)
+            self._expire_shared(key_bytes, time, names, results)
+            for name in [name for name in self.keys.runs_of(key_bytes).matchers if name in names]:
+                matcher = self.keys.runs_of(key_bytes).matchers.get(name)
+                active = self.active.get(name)
                 if matcher is not None and active is not None and matcher.due <= time:
                     self._expire(active, key_bytes, matcher, min(time, active.until), results)
         replaced = [self.active[name] for name in sorted(self.active)]
@@ -289,8 +304,34 @@ class Engine:
         active.metrics.nanoseconds += self._clock() - began
         active.append_results(key_bytes, matches, timeouts, BY_TIME, results)
         if matcher.is_empty:
-            self.keys.matchers_for(key_bytes).pop(active.name, None)
+            self.keys.runs_of(key_bytes).matchers.pop(active.name, None)
+
+    def _expire_shared(
+        self,
+        key_bytes: bytes,
+        time: int,
+        names: Collection[RuleVersionKey],
+        results: list[RuleResult],
+    ) -> None:
+        """Expire the shared runs of a key; rules that are replaced by then get their own first."""
+        found = self.keys.runs_of(key_bytes)
+        for shared in [each for each in found.shared if each.due <= time]:
+            rules = [self.active[name] for name in sorted(shared.rules)]
+            if any(one.until <= time or one.name not in names for one in rules):
+                self.keys.separate(found, shared)
+                continue
+            matcher = rules[0].matcher()
+            matcher.set_runs(shared.runs)
+            _, timeouts = matcher.advance(time)
+            found.replace(shared, shared._replace(runs=matcher.runs, due=matcher.due))
+            for active in rules:
+                active.metrics.alive -= len(timeouts)
+                active.append_results(key_bytes, [], timeouts, BY_TIME, results)
 
 
-def _trigger(result: RuleResult) -> int:
-    return result.trigger
+def _list_groups(rules: list[ActiveRule]) -> list[list[ActiveRule]]:
+    """Return rules that can share runs together, and each other one by itself."""
+    groups: dict[Hashable, list[ActiveRule]] = {}
+    for active in rules:
+        groups.setdefault(active.compiled.sharing or active.name, []).append(active)
+    return list(groups.values())

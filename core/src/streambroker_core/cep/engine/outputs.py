@@ -308,14 +308,12 @@ def _make_error(name: str, error: Exception) -> RunError:
 
 
 def _all_keys_json(results: list[RuleResult]) -> list[str]:
-    keys: dict[tuple[str, tuple[Any, ...]], str] = {}
+    keys: dict[int, str] = {}  # by identity: 1 and true are equal, but differ as texts
     texts = []
     for result in results:
-        # Keys of one rule have one type, so 1 and true cannot collide.
-        cache_key = result.rule, result.key
-        text = keys.get(cache_key)
+        text = keys.get(id(result.key))
         if text is None:
-            text = keys[cache_key] = _json(list(result.key))
+            text = keys[id(result.key)] = _json(list(result.key))
         texts.append(text)
     return texts
 

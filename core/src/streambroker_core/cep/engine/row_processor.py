@@ -1,12 +1,13 @@
-"""Passes rows to the runs of a rule, key by key."""
+"""Passes rows to the runs of rules, key by key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 from streambroker_core.cep.engine.active_rule import ActiveRule, RuleResult, new_result
-from streambroker_core.cep.engine.condition_masks import Hits
-from streambroker_core.cep.engine.key_store import KeyStore, decode_key
+from streambroker_core.cep.engine.condition_masks import BatchHits, Hits
+from streambroker_core.cep.engine.key_store import KeyRuns, KeyStore, decode_key
 from streambroker_core.cep.engine.row_view import (
     GapRows,
     KeyCodes,
@@ -14,9 +15,9 @@ from streambroker_core.cep.engine.row_view import (
     RowView,
     SelectedRows,
 )
+from streambroker_core.cep.nfa.linear_group import LinearGroup, linear_group
 from streambroker_core.cep.nfa.linear_matcher import LinearMatcher, may_exceed
 from streambroker_core.cep.nfa.matcher import Matcher, Run
-from streambroker_core.cep.nfa.snapshot import RuleVersionKey
 from streambroker_core.cep.pattern.match_buffer import Event
 
 
@@ -38,19 +39,42 @@ class RowProcessor:
             self._process_hits(active, view, hits, results)
         active.metrics.nanoseconds += self._clock() - began
 
+    def process_group(
+        self, rules: list[ActiveRule], view: RowView, hits: BatchHits, results: list[RuleResult]
+    ) -> bool:
+        """Process the hits of rules with equal `CompiledRule.sharing` at once.
+
+        Returns False, with no row processed, if runs or limits prevent it.
+        """
+        group, began = linear_group([active.compiled for active in rules]), self._clock()
+        found = hits.hits_of(group.texts)
+        chosen = view.select(found.rows)
+        chosen.keys.load(chosen.codes)
+        if not self._process_linear(rules, group, view.rows, chosen, found.bits, results):
+            return False
+        tested = Counter[int]()
+        for bits, count in Counter(found.bits).items():
+            tested[group.plan_for(bits).seen_by] += count
+        for number, count in _by_rule(group, tested):
+            rules[number].metrics.tested += count
+        spent = (self._clock() - began) // len(rules)
+        for active in rules:
+            active.metrics.nanoseconds += spent
+        return True
+
     def _process_hits(
         self, active: ActiveRule, view: RowView, hits: Hits, results: list[RuleResult]
     ) -> None:
         rows, matchers, chosen = view.rows, dict[int, Matcher | None](), view.select(hits.rows)
         chosen.keys.load(chosen.codes)
-        if self._process_linear(active, rows, chosen, hits.bits, results):
+        if self._process_alone(active, rows, chosen, hits.bits, results):
             return
         rows.load_columns(chosen, active.compiled.condition_bits)
         name, keys = active.name, dict[int, bytes]()
         for index, seq, time, code, bits in zip(*chosen[1:5], hits.bits, strict=True):
             if code not in matchers:
                 keys[code] = chosen.keys.key_at(code)
-                matchers[code] = self._matchers_at(chosen.keys, code).get(name)
+                matchers[code] = self._keys.matcher_of(self._runs_at(chosen.keys, code), name)
             matcher = matchers[code]
             if matcher is None and not active.can_begin(bits):
                 continue
@@ -64,12 +88,12 @@ class RowProcessor:
         gaps, rows = GapRows(view, hits), view.rows
         chosen = gaps.chosen
         chosen.keys.load(chosen.codes)
-        if self._process_linear(active, rows, chosen, gaps.bits, results):
+        if self._process_alone(active, rows, chosen, gaps.bits, results):
             return
         rows.load_columns(chosen, active.compiled.condition_bits)
         for code, low, high in gaps.iter_keys():
             key_bytes = chosen.keys.key_at(code)
-            matcher = self._matchers_at(chosen.keys, code).get(active.name)
+            matcher = self._keys.matcher_of(self._runs_at(chosen.keys, code), active.name)
             for at in range(low, high):
                 bits = gaps.bits[at]
                 if matcher is None and not (bits and active.can_begin(bits)):
@@ -77,7 +101,7 @@ class RowProcessor:
                 event = rows.event_at(chosen.indices[at], chosen.seqs[at], chosen.times[at])
                 matcher = self._step(active, key_bytes, matcher, event, bits, results)
 
-    def _process_linear(
+    def _process_alone(
         self,
         active: ActiveRule,
         rows: OrderedRows,
@@ -85,47 +109,70 @@ class RowProcessor:
         bits: list[int],
         results: list[RuleResult],
     ) -> bool:
-        """Process rows with a `LinearMatcher`; return False if pattern or runs prevent it."""
-        pattern, keys, name = active.compiled.linear_pattern, chosen.keys, active.name
-        if pattern is None:
+        """Process rows of one rule with a `LinearMatcher`, if possible."""
+        if active.compiled.linear_pattern is None:
             return False
-        before: dict[int, list[Run]] = {}
-        for code in dict.fromkeys(chosen.codes):
-            matcher = self._matchers_at(keys, code).get(name)
-            if matcher is not None:
-                before[code] = matcher.runs
-                if not pattern.can_follow(matcher.runs):
-                    return False
-        if may_exceed(active.rule.limits.runs, chosen.codes, before):
+        group = linear_group([active.compiled])
+        return self._process_linear([active], group, rows, chosen, bits, results)
+
+    def _process_linear(
+        self,
+        rules: list[ActiveRule],
+        group: LinearGroup,
+        rows: OrderedRows,
+        chosen: SelectedRows,
+        bits: list[int],
+        results: list[RuleResult],
+    ) -> bool:
+        """Process rows with a `LinearMatcher`; return False if runs or limits prevent it."""
+        keys, before = chosen.keys, self._take_runs(group, chosen, rules[0].rule.limits.runs)
+        if before is None:
             return False
 
         def event(row: int) -> Event:
             return rows.event_at(chosen.indices[row], chosen.seqs[row], chosen.times[row])
 
-        nodes, metrics = rows.nodes_of(active.automaton.stages), active.metrics
-        linear_matcher = LinearMatcher(pattern, before, nodes)
-        linear_matcher.process(chosen.codes, chosen.seqs, chosen.times, bits)
-        metrics.matches += linear_matcher.matches
-        metrics.timeouts += linear_matcher.timeouts
-        for row, code, outcome in linear_matcher.iter_ended(event, timed=active.reports_timeouts):
-            key = decode_key(keys.key_at(code))
-            results.append(new_result(RuleResult, (*name, key, outcome, chosen.seqs[row])))
-        for code, runs in linear_matcher.iter_changed(event):
-            matchers = self._matchers_at(keys, code)
-            metrics.alive += len(runs) - len(before.get(code, ()))
-            if runs:
-                matcher = matchers.get(name) or matchers.setdefault(name, active.matcher())
-                matcher.set_runs(runs)
-            else:
-                matchers.pop(name, None)
+        nodes = rows.nodes_of(group.pattern.automaton.stages)
+        matcher = LinearMatcher(group.pattern, group.plan_for, before, nodes)
+        matcher.process(chosen.codes, chosen.seqs, chosen.times, bits)
+        timed = sum(1 << number for number, one in enumerate(rules) if one.reports_timeouts)
+        for row, code, outcome, ended_rules in matcher.iter_ended(event, timed=timed):
+            key, seq = decode_key(keys.key_at(code)), chosen.seqs[row]
+            results += (
+                new_result(RuleResult, (*group.names[number], key, outcome, seq))
+                for number in group.members(ended_rules)
+            )
+        for code, parts in matcher.iter_changed(event):
+            self._keys.put(self._runs_at(keys, code), group, parts)
+        for number, count in _by_rule(group, matcher.matches):
+            rules[number].metrics.matches += count
+        for number, count in _by_rule(group, matcher.timeouts):
+            rules[number].metrics.timeouts += count
+        for number, count in _by_rule(group, matcher.alive):
+            rules[number].metrics.alive += count
         return True
 
-    def _matchers_at(self, keys: KeyCodes, code: int) -> dict[RuleVersionKey, Matcher]:
-        """Return the matchers of a key number; the caller may change them."""
-        matchers = keys.matchers.get(code)
-        if matchers is None:
-            matchers = keys.matchers[code] = self._keys.matchers_for(keys.key_at(code))
-        return matchers
+    def _take_runs(
+        self, group: LinearGroup, chosen: SelectedRows, max_runs: int | None
+    ) -> dict[int, list[tuple[int, list[Run]]]] | None:
+        """Return the runs of a group by key number, or None if they need a `Matcher`."""
+        before: dict[int, list[tuple[int, list[Run]]]] = {}
+        for code in dict.fromkeys(chosen.codes):
+            parts = self._keys.take(self._runs_at(chosen.keys, code), group)
+            if parts:
+                before[code] = parts
+        lists = [runs for parts in before.values() for _, runs in parts]
+        if not all(map(group.pattern.can_follow, lists)):
+            return None
+        alive = max(map(len, lists), default=0)
+        return None if may_exceed(max_runs, chosen.codes, alive) else before
+
+    def _runs_at(self, keys: KeyCodes, code: int) -> KeyRuns:
+        """Return the runs of a key number; the caller may change them."""
+        found = keys.runs.get(code)
+        if found is None:
+            found = keys.runs[code] = self._keys.runs_of(keys.key_at(code))
+        return found
 
     def _step(
         self,
@@ -138,7 +185,7 @@ class RowProcessor:
     ) -> Matcher | None:
         """Process an event of a key; return its matcher, or None if it is empty."""
         if matcher is None:
-            matcher = self._keys.matchers_for(key_bytes)[active.name] = active.matcher()
+            matcher = self._keys.runs_of(key_bytes).matchers[active.name] = active.matcher()
         alive, dropped, metrics = len(matcher.runs), matcher.dropped, active.metrics
         matches, timeouts = matcher.process(event, bits)
         metrics.alive += len(matcher.runs) - alive
@@ -147,5 +194,12 @@ class RowProcessor:
             active.append_results(key_bytes, matches, timeouts, event.seq, results)
         if not matcher.is_empty:
             return matcher
-        del self._keys.matchers_for(key_bytes)[active.name]
+        del self._keys.runs_of(key_bytes).matchers[active.name]
         return None
+
+
+def _by_rule(group: LinearGroup, counts: Counter[int]) -> Iterator[tuple[int, int]]:
+    """Yield the number of each rule in a mask, with the count of the mask."""
+    for mask, count in counts.items():
+        for number in group.members(mask):
+            yield number, count

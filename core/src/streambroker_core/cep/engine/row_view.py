@@ -11,10 +11,8 @@ import pyarrow.compute as pc
 
 from streambroker_core.cep.engine.condition_masks import Hits
 from streambroker_core.cep.engine.key_columns import encode_columns, key_columns
-from streambroker_core.cep.engine.key_store import encode_key
+from streambroker_core.cep.engine.key_store import KeyRuns, encode_key
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
-from streambroker_core.cep.nfa.matcher import Matcher
-from streambroker_core.cep.nfa.snapshot import RuleVersionKey
 from streambroker_core.cep.pattern.key_selectors import Selector
 from streambroker_core.cep.pattern.match_buffer import Event, RunNode, load_fields
 
@@ -149,16 +147,16 @@ class KeyCodes:
     """Keys of rows as a number per row; key bytes are computed on demand, as rules need few.
 
     Attributes:
-        matchers: cache by key number: the matchers of a key by rule, which all rules look up.
+        runs: cache by key number: the runs of a key, which all rules look up.
     """
 
-    __slots__ = ("_key_bytes", "_selector", "_values", "codes", "matchers")
+    __slots__ = ("_key_bytes", "_selector", "_values", "codes", "runs")
 
     def __init__(self, rows: OrderedRows, selector: Selector, at: pa.Array | None = None) -> None:
         """Number the keys of all rows, or of the rows `at`, whose key consists of columns."""
         self._selector: Selector | None = selector
         self._key_bytes: dict[int, bytes] = {}
-        self.matchers: dict[int, dict[RuleVersionKey, Matcher]] = {}
+        self.runs: dict[int, KeyRuns] = {}
         if rows.key_bytes is not None:
             self._selector = None
             columns = [rows.key_bytes if at is None else rows.key_bytes.take(at)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
 
 from streambroker_core.cep.nfa.compiler import compile_pattern
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
@@ -20,7 +20,8 @@ class CompiledRule:
     """A rule with its automaton and evaluators.
 
     `condition_texts` has the text of each condition's local part; None without one.
-    `linear_pattern` is None if runs of the pattern may branch, or matches are numbered.
+    `linear_pattern` is None if runs of the pattern may branch, or matches are numbered. Rules with
+    equal `sharing` can have runs in common; it is None if the rule shares none.
     """
 
     rule: PatternProcessor
@@ -28,6 +29,17 @@ class CompiledRule:
     condition_bits: ConditionBits
     condition_texts: tuple[str | None, ...]
     linear_pattern: LinearPattern | None = None
+    sharing: tuple[Hashable, ...] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        sharing, pattern = None, self.linear_pattern
+        if (
+            pattern is not None
+            and self.automaton.event_need == "matching"
+            and None not in self.condition_texts
+        ):
+            sharing = (*pattern.shape, self.rule.limits)
+        object.__setattr__(self, "sharing", sharing)
 
 
 def compile_rule(rule: PatternProcessor) -> CompiledRule:

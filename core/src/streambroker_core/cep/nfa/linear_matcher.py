@@ -8,7 +8,7 @@ saved runs. `Matcher` handles every pattern, but takes three times as long.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -28,14 +28,19 @@ LinearRun: TypeAlias = "tuple[int, int, RunPath]"
 """A run: sequence number and time of its first event, and its path."""
 
 
-class Transition(NamedTuple):
-    """What an event does to the runs that wait for a stage: they advance, or else end.
+class RowPlan(NamedTuple):
+    """What a row does to the runs of rules; each mask of rules has a bit per rule.
 
-    `stage` is an index in the pattern; 0 begins a run.
+    Attributes:
+        seen_by: rules that see the row, so it times out their runs.
+        begins: rules in which it begins a run.
+        steps: index of a stage, rules whose runs that wait for it advance, and rules whose runs
+            end; the latest stage first.
     """
 
-    stage: int
-    advances: bool
+    seen_by: int
+    begins: int
+    steps: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +67,26 @@ class LinearPattern:
 
     Attributes:
         stage_by_state: index of the stage that a run waits for, by state.
-        transitions: cache by condition bits of an event: its transitions, latest stage first.
+        plans: cache by condition bits of a row: what it does to the only rule.
     """
 
     automaton: Nfa
     stages: tuple[LinearState, ...]
     stage_by_state: dict[int, int] = field(init=False)
-    transitions: dict[int, tuple[Transition, ...]] = field(default_factory=dict)
+    plans: dict[int, RowPlan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         waits = {stage.state: number for number, stage in enumerate(self.stages)}
         object.__setattr__(self, "stage_by_state", waits)
+
+    @property
+    def shape(self) -> tuple[Hashable, ...]:
+        """All but the conditions: stages, states with what they wait for, and window."""
+        states = self.automaton.states
+        waits = (
+            (stage.state, stage.number, states[stage.state].waits_for) for stage in self.stages
+        )
+        return self.automaton.stages, self.automaton.window, *waits
 
     def can_follow(self, runs: Iterable[Run]) -> bool:
         """Return whether the runs fit this pattern: earlier runs have advanced at least as far.
@@ -87,19 +101,21 @@ class LinearPattern:
             furthest = stage
         return True
 
-    def transitions_for(self, bits: int) -> tuple[Transition, ...]:
-        """Return the transitions of an event; the one that begins a run is the last."""
-        transitions = self.transitions.get(bits)
-        if transitions is None:
+    def plan_for(self, bits: int) -> RowPlan:
+        """Return what a row with these condition bits does to the runs of the pattern."""
+        plan = self.plans.get(bits)
+        if plan is None:
             values = [
                 (index, each, bits & each.needed_bits) for index, each in enumerate(self.stages)
             ]
-            transitions = self.transitions[bits] = tuple(
-                Transition(index, own in each.take_values)
-                for index, each, own in reversed(values)
+            changes = [
+                (index, int(own in each.take_values), int(own not in each.take_values))
+                for index, each, own in values
                 if own not in each.stay_values
-            )
-        return transitions
+            ]
+            steps = tuple(change for change in reversed(changes) if change[0])
+            plan = self.plans[bits] = RowPlan(1, len(changes) - len(steps), steps)
+        return plan
 
 
 def compile_linear(automaton: Nfa, condition_bits: ConditionBits) -> LinearPattern | None:
@@ -165,63 +181,96 @@ def _submasks(bits: int) -> list[int]:
 
 
 class EndedRun(NamedTuple):
-    """A run that matched or timed out, with the row that ended it and the number of its key."""
+    """A run that matched or timed out: row that ended it, number of its key, and its rules."""
 
     row: int
     code: int
     outcome: PatternMatch | Timeout
+    rules: int
+
+
+class _RuleRuns:
+    """Runs of one key that some rules have in common.
+
+    Attributes:
+        rules: mask of the rules.
+        waiting: runs by the stage they wait for. An event advances all runs of a stage together, so
+            earlier runs are at later stages, and first within a stage.
+        due: no run times out before this time.
+    """
+
+    __slots__ = ("due", "rules", "waiting")
+
+    def __init__(self, rules: int, waiting: list[list[LinearRun]], due: int) -> None:
+        self.rules, self.waiting, self.due = rules, waiting, due
 
 
 class _KeyRuns:
     """Runs of one key.
 
     Attributes:
-        waiting: runs by the stage they wait for. An event advances all runs of a stage together, so
-            earlier runs are at later stages, and first within a stage.
+        parts: runs by rules; each rule is in one part at most.
         due: no run times out before this time.
         changed: the runs differ from those at the start.
     """
 
-    __slots__ = ("changed", "due", "waiting")
+    __slots__ = ("changed", "due", "parts")
 
-    def __init__(self, stages: int) -> None:
-        self.waiting: list[list[LinearRun]] = [[] for _ in range(stages)]
+    def __init__(self) -> None:
+        self.parts: list[_RuleRuns] = []
         self.due = NEVER
         self.changed = False
 
+    def split(self, part: _RuleRuns, rules: int) -> _RuleRuns:
+        """Return a part with only these of its rules; it is the same if they are all."""
+        if rules == part.rules:
+            return part
+        part.rules ^= rules
+        other = _RuleRuns(rules, [list(runs) for runs in part.waiting], part.due)
+        self.parts.append(other)
+        return other
+
 
 class LinearMatcher:
-    """Follows the runs of a linear pattern.
+    """Follows the runs of rules whose linear patterns differ in nothing but conditions.
+
+    Rules with equal runs in a key share them until a row treats them differently.
 
     Args:
-        before: all existing runs, by key number.
+        pattern: that of one of the rules.
+        plan_for: returns what a row does, by its condition bits.
+        before: all existing runs by key number, each list with the mask of its rules.
         nodes: nodes by sequence number of the event, stage, and identity of the previous node.
             Rules with the same stages share them, so state has a chain of events once.
+
+    Attributes:
+        matches, timeouts, alive: how many matches, time-outs and runs more there are, by mask of
+            the rules.
     """
 
     def __init__(
         self,
         pattern: LinearPattern,
-        before: Mapping[int, Iterable[Run]],
+        plan_for: Callable[[int], RowPlan],
+        before: Mapping[int, Iterable[tuple[int, Iterable[Run]]]],
         nodes: dict[tuple[int, ...], RunNode],
     ) -> None:
         self._pattern, self._window = pattern, pattern.automaton.window
+        self._plan_for, self._nodes = plan_for, nodes
         self._keys: dict[int, _KeyRuns] = {}
-        self._nodes = nodes
-        self._ended: list[tuple[int, int, LinearRun, int]] = []
-        self.timeouts = 0
-        for code, runs in before.items():
-            key = self._keys[code] = _KeyRuns(len(pattern.stages))
-            for run in runs:
-                key.waiting[pattern.stage_by_state[run.state]].append(
-                    (run.start, run.began, run.node)
-                )
-                key.due = min(key.due, run.due)
-
-    @property
-    def matches(self) -> int:
-        """Number of matches."""
-        return len(self._ended) - self.timeouts
+        self._ended: list[tuple[int, int, int, list[LinearRun], int]] = []
+        self.matches, self.timeouts, self.alive = Counter[int](), Counter[int](), Counter[int]()
+        for code, parts in before.items():
+            key = self._keys[code] = _KeyRuns()
+            for rules, runs in parts:
+                part = _RuleRuns(rules, [[] for _ in pattern.stages], NEVER)
+                for run in runs:
+                    part.waiting[pattern.stage_by_state[run.state]].append(
+                        (run.start, run.began, run.node)
+                    )
+                    part.due = min(part.due, run.due)
+                key.parts.append(part)
+                key.due = min(key.due, part.due)
 
     def process(self, codes: list[int], seqs: list[int], times: list[int], bits: list[int]) -> None:
         """Process rows; those of one key are in order of sequence and time.
@@ -229,85 +278,128 @@ class LinearMatcher:
         The lists have one item per row: key number, sequence number, time in microseconds, and bits
         of the conditions that hold.
         """
-        keys, window, stages = self._keys, self._window, len(self._pattern.stages)
-        transitions = {each: self._pattern.transitions_for(each) for each in set(bits)}
-        begins = {each for each, steps in transitions.items() if steps and steps[-1].stage == 0}
+        keys = self._keys
+        plans = {each: self._plan_for(each) for each in set(bits)}
         for row, code, time, row_bits in zip(range(len(codes)), codes, times, bits, strict=True):
+            seen_by, begins, steps = plans[row_bits]
             key = keys.get(code)
             if key is None:
-                if row_bits not in begins:
+                if not begins:
                     continue
-                key = keys[code] = _KeyRuns(stages)
+                key = keys[code] = _KeyRuns()
             elif time >= key.due:
-                self._expire(row, code, key, time)
-            for stage, advances in transitions[row_bits]:
-                if stage:
-                    self._advance_runs(row, code, key, stage, advances)
-                    continue
-                key.changed = True
-                key.waiting[1].append((seqs[row], time, (row, None)))
-                if window and time + window < key.due:
-                    key.due = time + window
+                self._expire(row, code, key, time, seen_by)
+            for stage, advancing, ending in steps:
+                for part in tuple(key.parts):
+                    if part.waiting[stage] and part.rules & (advancing | ending):
+                        self._move(row, code, key, part, stage, advancing, ending)
+            if begins:
+                self._begin((seqs[row], time, (row, None)), key, begins)
 
-    def _advance_runs(self, row: int, code: int, key: _KeyRuns, stage: int, advances: bool) -> None:
-        runs = key.waiting[stage]
-        if not runs:
-            return
+    def _move(
+        self,
+        row: int,
+        code: int,
+        key: _KeyRuns,
+        part: _RuleRuns,
+        stage: int,
+        advancing: int,
+        ending: int,
+    ) -> None:
+        """Let the runs of some rules in a part leave a stage."""
         key.changed = True
-        key.waiting[stage] = []
-        if not advances:
-            return
-        if stage + 1 == len(key.waiting):
-            self._ended += [(row, code, run, _MATCH) for run in runs]
-        else:
-            key.waiting[stage + 1] += [(start, began, (row, path)) for start, began, path in runs]
+        for rules, advances in ((part.rules & advancing, True), (part.rules & ending, False)):
+            if not rules:
+                continue
+            moved = key.split(part, rules)
+            runs, moved.waiting[stage] = moved.waiting[stage], []
+            if not advances or stage + 1 == len(moved.waiting):
+                self.alive[rules] -= len(runs)
+            if advances and stage + 1 == len(moved.waiting):
+                self.matches[rules] += len(runs)
+                self._ended.append((row, code, rules, runs, _MATCH))
+            elif advances:
+                moved.waiting[stage + 1] += [
+                    (start, began, (row, path)) for start, began, path in runs
+                ]
 
-    def _expire(self, row: int, code: int, key: _KeyRuns, time: int) -> None:
-        key.due = NEVER
-        for stage in range(len(key.waiting) - 1, 0, -1):
-            remaining: list[LinearRun] = []
-            for run in key.waiting[stage]:
-                due = run[1] + self._window
-                if due <= time:
+    def _begin(self, run: LinearRun, key: _KeyRuns, rules: int) -> None:
+        key.changed = True
+        self.alive[rules] += 1
+        due = run[1] + self._window if self._window else NEVER
+        key.due = min(key.due, due)
+        for part in tuple(key.parts):
+            if common := part.rules & rules:
+                joined = key.split(part, common)
+                joined.waiting[1].append(run)
+                joined.due = min(joined.due, due)
+                rules ^= common
+        if rules:
+            waiting: list[list[LinearRun]] = [[] for _ in self._pattern.stages]
+            waiting[1].append(run)
+            key.parts.append(_RuleRuns(rules, waiting, due))
+
+    def _expire(self, row: int, code: int, key: _KeyRuns, time: int, seen_by: int) -> None:
+        """Time out the runs of the rules that see a row."""
+        for each in tuple(key.parts):
+            rules = each.rules & seen_by
+            if each.due > time or not rules:
+                continue
+            part = key.split(each, rules)
+            part.due = NEVER
+            for stage in range(len(part.waiting) - 1, 0, -1):
+                runs, part.waiting[stage] = part.waiting[stage], []
+                over = []
+                for run in runs:
+                    due = run[1] + self._window
+                    if due <= time:
+                        over.append(run)
+                    else:
+                        part.waiting[stage].append(run)
+                        part.due = min(part.due, due)
+                if over:
                     key.changed = True
-                    self.timeouts += 1
-                    self._ended.append((row, code, run, stage))
-                else:
-                    remaining.append(run)
-                    key.due = min(key.due, due)
-            key.waiting[stage] = remaining
+                    self.timeouts[rules] += len(over)
+                    self.alive[rules] -= len(over)
+                    self._ended.append((row, code, rules, over, stage))
+        key.due = min(part.due for part in key.parts)
 
-    def iter_ended(self, event: Callable[[int], Event], *, timed: bool) -> Iterator[EndedRun]:
-        """Yield matches and, if `timed`, time-outs in the order of rows, then of `Matcher`."""
+    def iter_ended(self, event: Callable[[int], Event], *, timed: int) -> Iterator[EndedRun]:
+        """Yield matches, and time-outs of the rules in `timed`, in the order of rows."""
         stages, automaton = self._pattern.stages, self._pattern.automaton
         names, states, last = automaton.stages, automaton.states, stages[-1].number
-        for row, code, (_, began, path), stage in self._ended:
-            if stage == _MATCH:
-                taken = event(row)
-                node = RunNode(taken, last, self._build_node(path, len(stages) - 2, event))
-                yield EndedRun(row, code, PatternMatch(node, names, taken.time, taken.time))
-            elif timed:
-                node = self._build_node(path, stage - 1, event)
-                waits_for = states[stages[stage].state].waits_for
-                yield EndedRun(row, code, Timeout(node, names, began + self._window, waits_for))
+        for row, code, rules, runs, stage in self._ended:
+            for _, began, path in runs:
+                if stage == _MATCH:
+                    taken = event(row)
+                    node = RunNode(taken, last, self._build_node(path, len(stages) - 2, event))
+                    match = PatternMatch(node, names, taken.time, taken.time)
+                    yield EndedRun(row, code, match, rules)
+                elif rules & timed:
+                    node = self._build_node(path, stage - 1, event)
+                    timeout = Timeout(
+                        node, names, began + self._window, states[stages[stage].state].waits_for
+                    )
+                    yield EndedRun(row, code, timeout, rules & timed)
 
-    def iter_changed(self, event: Callable[[int], Event]) -> Iterator[tuple[int, list[Run]]]:
-        """Yield the number and runs of each key whose runs changed."""
+    def iter_changed(
+        self, event: Callable[[int], Event]
+    ) -> Iterator[tuple[int, list[tuple[int, list[Run]]]]]:
+        """Yield the number of each key whose runs changed, with all its runs by rules."""
         for code, key in self._keys.items():
-            if key.changed:
-                yield code, list(self._iter_runs(key, event))
+            if not key.changed:
+                continue
+            yield (
+                code,
+                [(part.rules, list(self._iter_runs(part, event))) for part in _merge(key.parts)],
+            )
 
-    def _iter_runs(self, key: _KeyRuns, event: Callable[[int], Event]) -> Iterator[Run]:
-        first = self._pattern.stages[0].number
-        for number in range(len(key.waiting) - 1, 0, -1):
+    def _iter_runs(self, part: _RuleRuns, event: Callable[[int], Event]) -> Iterator[Run]:
+        for number in range(len(part.waiting) - 1, 0, -1):
             state = self._pattern.stages[number].state
-            for start, began, path in key.waiting[number]:
+            for start, began, path in part.waiting[number]:
                 due = began + self._window if self._window else NEVER
-                is_new = number == 1 and isinstance(path, tuple)
-                node = self._nodes.get((start, first, id(None))) if is_new else None
-                if node is None:
-                    node = self._build_node(path, number - 1, event)
-                yield Run(state, node, start, began, due)
+                yield Run(state, self._build_node(path, number - 1, event), start, began, due)
 
     def _build_node(self, path: RunPath, last: int, event: Callable[[int], Event]) -> RunNode:
         """Return a path as nodes; its last event was taken for stage `last`."""
@@ -329,12 +421,23 @@ class LinearMatcher:
         return node
 
 
-def may_exceed(max_runs: int | None, codes: list[int], before: Mapping[int, Sized]) -> bool:
+def _merge(parts: list[_RuleRuns]) -> list[_RuleRuns]:
+    """Return the parts that have runs; those with equal runs are one."""
+    found = [part for part in parts if any(part.waiting)]
+    if len(found) < 2:
+        return found
+    merged: dict[tuple[tuple[LinearRun, ...], ...], _RuleRuns] = {}
+    for part in found:
+        same = merged.setdefault(tuple(map(tuple, part.waiting)), part)
+        same.rules |= part.rules
+    return list(merged.values())
+
+
+def may_exceed(max_runs: int | None, codes: list[int], alive: int) -> bool:
     """Return whether a key could exceed its maximum number of runs.
 
-    Each row of `codes` may begin a run. `before` has the existing runs by key number.
+    Each row of `codes` may begin a run; `alive` is the number of runs that a key has at most.
     """
-    alive = max(map(len, before.values()), default=0)
     if max_runs is None or len(codes) + alive <= max_runs:
         return False
     return max(Counter(codes).values(), default=0) + alive > max_runs

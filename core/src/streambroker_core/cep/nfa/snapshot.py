@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
 
 from streambroker_core.cep.nfa.matcher import Matcher, Run
 from streambroker_core.cep.nfa.nfa import FINAL
@@ -18,12 +20,14 @@ from streambroker_core.cep.pattern.match_buffer import Event, RunNode
 from streambroker_core.cep.pattern.run_limits import NEVER
 from streambroker_core.control.operators.operator import StateError
 
-VERSION = 3
-"""Written if a complete match that waits has a time of its own: not that of an event that it took.
-Else version 2 if a rule numbers its matches, else version 1: the same without the later fields.
+VERSION = 4
+"""Written if rules share runs. Else version 3 if a complete match that waits has a time of its own:
+not that of an event that it took. Else version 2 if a rule numbers its matches, else version 1: the
+same without the later fields.
 """
 RuleVersionKey: TypeAlias = "tuple[str, int]"
 """Id and version of a rule."""
+Rules: TypeAlias = "frozenset[RuleVersionKey]"
 MatcherFactory: TypeAlias = "Callable[[RuleVersionKey], Matcher | None]"
 """Returns a matcher without runs, or None for a removed rule, whose runs are left out."""
 
@@ -31,33 +35,61 @@ _PLAIN = frozenset((type(None), bool, int, float, str))
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def collect_nodes(matchers: Iterable[Matcher]) -> dict[int, RunNode]:
+class SharedRuns(NamedTuple):
+    """Runs that several rules with equal `CompiledRule.sharing` have in common.
+
+    Attributes:
+        rules: ids and versions of the rules.
+        runs: the runs, as in `Matcher`; there is at least one.
+        due: earliest time at which a run ends.
+    """
+
+    rules: Rules
+    runs: list[Run]
+    due: int
+
+
+class StoredRuns(NamedTuple):
+    """Runs of one key: matchers of rules by themselves, and runs that rules share.
+
+    `removed` has the rules whose runs were left out.
+    """
+
+    matchers: dict[RuleVersionKey, Matcher]
+    shared: list[SharedRuns]
+    removed: list[RuleVersionKey]
+
+
+def collect_nodes(
+    matchers: Iterable[Matcher], shared: Iterable[SharedRuns] = ()
+) -> dict[int, RunNode]:
     """Return all nodes of runs by identity; each node follows its predecessor in the chain."""
     seen: dict[int, RunNode] = {}
-    for matcher in matchers:
-        for runs in (matcher.runs, matcher.held):
-            for run in runs:
-                node: RunNode | None = run.node
-                new: list[RunNode] = []
-                while node is not None and id(node) not in seen:
-                    new.append(node)
-                    node = node.previous
-                for each in reversed(new):
-                    seen[id(each)] = each
+    lists = [runs for matcher in matchers for runs in (matcher.runs, matcher.held)]
+    for run in chain(*lists, *(each.runs for each in shared)):
+        node: RunNode | None = run.node
+        new: list[RunNode] = []
+        while node is not None and id(node) not in seen:
+            new.append(node)
+            node = node.previous
+        for each in reversed(new):
+            seen[id(each)] = each
     return seen
 
 
 def write(
-    matchers: Mapping[RuleVersionKey, Matcher], nodes: Mapping[int, RunNode] | None = None
+    matchers: Mapping[RuleVersionKey, Matcher],
+    nodes: Mapping[int, RunNode] | None = None,
+    shared: Sequence[SharedRuns] = (),
 ) -> bytes | None:
     """Serialize the runs of all rules of a key; return None if there are none.
 
-    `nodes` is the result of `collect_nodes` for the matchers, if already computed.
+    `nodes` is the result of `collect_nodes`, if already computed.
     """
     active = {rule: each for rule, each in matchers.items() if not each.is_empty}
-    if not active:
+    if not active and not shared:
         return None
-    nodes = collect_nodes(active.values()) if nodes is None else nodes
+    nodes = collect_nodes(active.values(), shared) if nodes is None else nodes
     event_indices: dict[int, int] = {}
     events: list[Event] = []
     numbers: dict[int, int] = {}
@@ -74,7 +106,7 @@ def write(
     if len(events) > 1:
         names = list(dict.fromkeys(name for event in events for name in event.row))
     rules: list[list[Any]] = []
-    form = 1
+    form = VERSION if shared else 1
     for (name, version), matcher in active.items():
         fields = [name, version]
         fields += (_encode_runs(one, numbers) for one in (matcher.runs, matcher.held))
@@ -85,6 +117,7 @@ def write(
             fields.append(times)
         form = max(form, len(fields) - 3)
         rules.append(fields)
+    rules += ([_rules_text(each.rules), _encode_runs(each.runs, numbers)] for each in shared)
     return _encode([form, names, _encode_events(events, names), chains, rules]).encode()
 
 
@@ -99,6 +132,17 @@ def _encode_events(events: list[Event], names: list[str]) -> list[list[Any]]:
         out.append([event.seq, event.time - time, event.clock, *values])
         time = event.time
     return out
+
+
+@lru_cache(maxsize=4_096)
+def _rules_text(rules: Rules) -> str:
+    """Return rules as text: keys share few sets of them, and a text is read and written fast."""
+    return _encode(sorted(rules))
+
+
+@lru_cache(maxsize=4_096)
+def _read_rules(text: str) -> Rules:
+    return frozenset((name, version) for name, version in json.loads(text))
 
 
 def _encode_rare(value: Any) -> dict[str, str]:
@@ -118,12 +162,10 @@ def read(
     data: bytes,
     make_matcher: MatcherFactory,
     successors: Mapping[RuleVersionKey, RuleVersionKey] | None = None,
-    removed: list[RuleVersionKey] | None = None,
-) -> dict[RuleVersionKey, Matcher]:
-    """Deserialize the matchers of a key.
+) -> StoredRuns:
+    """Deserialize the runs of a key.
 
     `successors` names rules that take over the runs of others; their automata have the same states.
-    Rules whose runs are left out are appended to `removed`.
 
     Raises:
         StateError: the blob is damaged or from a newer release.
@@ -143,15 +185,14 @@ def read(
             event, previous = events[chains[at]], chains[at + 2]
             nodes.append(RunNode(event, chains[at + 1], None if previous < 0 else nodes[previous]))
             firsts.append(event if previous < 0 else firsts[previous])
-        matchers: dict[RuleVersionKey, Matcher] = {}
-        for name, number, runs, held, *later in rules:
-            rule = name, number
-            if successors:
-                rule = successors.get(rule, rule)
-            matcher = make_matcher(rule)
+        found = StoredRuns({}, [], [])
+        for fields in rules:
+            if len(fields) == 2:
+                _read_shared(fields, nodes, firsts, make_matcher, successors or {}, found)
+                continue
+            name, number, runs, held, *later = fields
+            matcher = _add_matcher((name, number), make_matcher, successors or {}, found)
             if matcher is None:
-                if removed is not None:
-                    removed.append(rule)
                 continue
             if held:
                 held_runs = _read_runs(held, nodes, firsts, matcher)
@@ -160,10 +201,50 @@ def read(
             matcher.runs = _read_runs(runs, nodes, firsts, matcher)
             if matcher.released is not None and later:
                 matcher.released = later[0]
-            matchers[rule] = matcher
-        return matchers
+        return found
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise StateError(f"state of patterns is damaged: {error}.") from error
+
+
+def _add_matcher(
+    rule: RuleVersionKey,
+    make_matcher: MatcherFactory,
+    successors: Mapping[RuleVersionKey, RuleVersionKey],
+    found: StoredRuns,
+) -> Matcher | None:
+    """Add a matcher without runs for a stored rule or its successor; None if both are removed."""
+    rule = successors.get(rule, rule)
+    matcher = make_matcher(rule)
+    if matcher is None:
+        found.removed.append(rule)
+    else:
+        found.matchers[rule] = matcher
+    return matcher
+
+
+def _read_shared(
+    fields: list[Any],
+    nodes: list[RunNode],
+    firsts: list[Event],
+    make_matcher: MatcherFactory,
+    successors: Mapping[RuleVersionKey, RuleVersionKey],
+    found: StoredRuns,
+) -> None:
+    """Read shared runs; rules with a successor get runs of their own."""
+    text, encoded = fields
+    rules = _read_rules(text)
+    for rule in sorted(rules.intersection(successors)):
+        matcher = _add_matcher(rule, make_matcher, successors, found)
+        if matcher is not None:
+            matcher.runs = _read_runs(encoded, nodes, firsts, matcher)
+    if successors:
+        rules = rules.difference(successors)
+    matchers = (make_matcher(rule) for rule in rules)
+    first = next((matcher for matcher in matchers if matcher is not None), None)
+    if first is not None:
+        found.shared.append(SharedRuns(rules, _read_runs(encoded, nodes, firsts, first), first.due))
+    else:
+        found.removed.extend(rules)
 
 
 def _read_rare(encoded: dict[str, str]) -> Any:
