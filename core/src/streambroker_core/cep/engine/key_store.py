@@ -89,10 +89,10 @@ class KeyRuns:
 
     __slots__ = ("changed", "matchers", "shared")
 
-    def __init__(
-        self, matchers: dict[RuleVersionKey, Matcher], shared: list[SharedRuns], *, changed: bool
-    ) -> None:
-        self.matchers, self.shared, self.changed = matchers, shared, changed
+    def __init__(self) -> None:
+        self.matchers: dict[RuleVersionKey, Matcher] = {}
+        self.shared: list[SharedRuns] = []
+        self.changed = False
 
     @property
     def is_empty(self) -> bool:
@@ -115,11 +115,12 @@ class KeyRuns:
     @property
     def due(self) -> int:
         """Time before which no run ends; `NEVER` without one."""
-        times = [
-            *(each.due for each in self.matchers.values()),
-            *(each.due for each in self.shared),
-        ]
-        return min(times, default=NEVER)
+        due = NEVER
+        for matcher in self.matchers.values():
+            due = min(due, matcher.due)
+        for shared in self.shared:
+            due = min(due, shared.due)
+        return due
 
 
 class _StoredKey:
@@ -195,52 +196,54 @@ class KeyStore:
 
     def take(self, found: KeyRuns, group: LinearGroup) -> list[tuple[int, list[Run]]]:
         """Return the runs of a group of rules in a key, with the masks of their rules."""
-        parts = []
+        if found.is_empty:
+            return []
+        parts: list[tuple[int, list[Run]]] = []
         for shared in tuple(found.shared):
             mask = group.mask_of(shared.rules)
             if mask is None:
                 self.separate(found, shared)
             elif mask:
                 parts.append((mask, shared.runs))
-        parts += (
-            (1 << group.numbers[name], found.matchers[name].runs) for name in found.own(group)
-        )
-        return parts
+        own = found.own(group)
+        return [*parts, *((1 << group.numbers[name], found.matchers[name].runs) for name in own)]
 
     def put(self, found: KeyRuns, group: LinearGroup, parts: list[tuple[int, list[Run]]]) -> None:
         """Replace the runs of a group in a key, after `take`."""
-        kept = [shared for shared in found.shared if not group.mask_of(shared.rules)]
-        found.changed |= len(kept) < len(found.shared)
-        found.shared = kept
-        alone: dict[RuleVersionKey, Matcher] = {}
+        if found.shared:
+            kept = [shared for shared in found.shared if not group.mask_of(shared.rules)]
+            found.shared, found.changed = kept, found.changed or len(kept) < len(found.shared)
+        before = set(found.own(group))
         for mask, runs in parts:
             if mask & mask - 1:
-                kept.append(SharedRuns(group.rules_in(mask), runs, min(run.due for run in runs)))
+                due = min(run.due for run in runs)
+                found.shared.append(SharedRuns(group.rules_in(mask), runs, due))
                 found.changed = True
                 continue
             name = group.names[mask.bit_length() - 1]
             matcher = found.matchers.get(name) or self._make_matcher(name)
             if matcher is not None:
                 matcher.set_runs(runs)
-                alone[name] = matcher
-        for name in found.own(group):
-            if name not in alone:
-                del found.matchers[name]
-        found.matchers.update(alone)
+                found.matchers[name] = matcher
+                before.discard(name)
+        for name in before:
+            del found.matchers[name]
 
     def _load(
         self, key_bytes: bytes, successors: Mapping[RuleVersionKey, RuleVersionKey]
     ) -> KeyRuns:
         data = self._state.get(_RUNS + key_bytes)
-        found = KeyRuns({}, [], changed=False)
+        found = KeyRuns()
         if data is not None:
             if len(data) < _HEAD.size:
                 raise StateError("state of patterns is damaged: it ends within a time.")
             stored = read(data[_HEAD.size :], self._make_matcher, successors)
             found.matchers = stored.matchers
-            found.shared = [part for part in map(self._active_part, stored.shared) if part.rules]
+            if stored.shared:
+                parts = map(self._active_part, stored.shared)
+                found.shared = [part for part in parts if part.rules]
             due, held = _HEAD.unpack_from(data)
-            rules_changed = bool(stored.removed or successors) or stored.shared != found.shared
+            rules_changed = stored.removed or successors or stored.shared != found.shared
             self._written[key_bytes] = _StoredKey(
                 due, held, None if rules_changed else tuple(found.matchers)
             )

@@ -142,13 +142,13 @@ class RowProcessor:
                 new_result(RuleResult, (*group.names[number], key, outcome, seq))
                 for number in group.members(ended_rules)
             )
-        for code, parts in matcher.iter_changed(event):
-            self._keys.put(self._runs_at(keys, code), group, parts)
-        for number, count in _by_rule(group, matcher.matches):
+        alive = self._put_changed(matcher, group, keys, before, event)
+        matches, timeouts = matcher.count_ended()
+        for number, count in _by_rule(group, matches):
             rules[number].metrics.matches += count
-        for number, count in _by_rule(group, matcher.timeouts):
+        for number, count in _by_rule(group, timeouts):
             rules[number].metrics.timeouts += count
-        for number, count in _by_rule(group, matcher.alive):
+        for number, count in _by_rule(group, alive):
             rules[number].metrics.alive += count
         return True
 
@@ -166,6 +166,26 @@ class RowProcessor:
             return None
         alive = max(map(len, lists), default=0)
         return None if may_exceed(max_runs, chosen.codes, alive) else before
+
+    def _put_changed(
+        self,
+        matcher: LinearMatcher,
+        group: LinearGroup,
+        keys: KeyCodes,
+        before: dict[int, list[tuple[int, list[Run]]]],
+        event: Callable[[int], Event],
+    ) -> Counter[int]:
+        """Replace the runs of changed keys; return how many more there are, by mask of rules."""
+        alive = Counter[int]()
+        for code, parts in matcher.iter_changed(event):
+            earlier = before.get(code, [])
+            if parts or earlier:
+                self._keys.put(self._runs_at(keys, code), group, parts)
+            for mask, runs in parts:
+                alive[mask] += len(runs)
+            for mask, runs in earlier:
+                alive[mask] -= len(runs)
+        return alive
 
     def _runs_at(self, keys: KeyCodes, code: int) -> KeyRuns:
         """Return the runs of a key number; the caller may change them."""

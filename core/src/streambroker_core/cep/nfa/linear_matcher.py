@@ -222,9 +222,7 @@ class _KeyRuns:
         self.changed = False
 
     def split(self, part: _RuleRuns, rules: int) -> _RuleRuns:
-        """Return a part with only these of its rules; it is the same if they are all."""
-        if rules == part.rules:
-            return part
+        """Move some rules of a part to a part of their own, and return it."""
         part.rules ^= rules
         other = _RuleRuns(rules, [list(runs) for runs in part.waiting], part.due)
         self.parts.append(other)
@@ -242,10 +240,6 @@ class LinearMatcher:
         before: all existing runs by key number, each list with the mask of its rules.
         nodes: nodes by sequence number of the event, stage, and identity of the previous node.
             Rules with the same stages share them, so state has a chain of events once.
-
-    Attributes:
-        matches, timeouts, alive: how many matches, time-outs and runs more there are, by mask of
-            the rules.
     """
 
     def __init__(
@@ -259,7 +253,6 @@ class LinearMatcher:
         self._plan_for, self._nodes = plan_for, nodes
         self._keys: dict[int, _KeyRuns] = {}
         self._ended: list[tuple[int, int, int, list[LinearRun], int]] = []
-        self.matches, self.timeouts, self.alive = Counter[int](), Counter[int](), Counter[int]()
         for code, parts in before.items():
             key = self._keys[code] = _KeyRuns()
             for rules, runs in parts:
@@ -290,49 +283,45 @@ class LinearMatcher:
             elif time >= key.due:
                 self._expire(row, code, key, time, seen_by)
             for stage, advancing, ending in steps:
-                for part in tuple(key.parts):
-                    if part.waiting[stage] and part.rules & (advancing | ending):
-                        self._move(row, code, key, part, stage, advancing, ending)
+                for part in key.parts:  # what a split appends has moved already
+                    if part.waiting[stage]:
+                        if rules := part.rules & ending:
+                            self._end(key, part, stage, rules)
+                        self._advance(row, code, key, part, stage, part.rules & advancing)
             if begins:
                 self._begin((seqs[row], time, (row, None)), key, begins)
 
-    def _move(
-        self,
-        row: int,
-        code: int,
-        key: _KeyRuns,
-        part: _RuleRuns,
-        stage: int,
-        advancing: int,
-        ending: int,
-    ) -> None:
-        """Let the runs of some rules in a part leave a stage."""
+    def _end(self, key: _KeyRuns, part: _RuleRuns, stage: int, rules: int) -> None:
+        """End the runs of rules that wait for a stage."""
         key.changed = True
-        for rules, advances in ((part.rules & advancing, True), (part.rules & ending, False)):
-            if not rules:
-                continue
-            moved = key.split(part, rules)
-            runs, moved.waiting[stage] = moved.waiting[stage], []
-            if not advances or stage + 1 == len(moved.waiting):
-                self.alive[rules] -= len(runs)
-            if advances and stage + 1 == len(moved.waiting):
-                self.matches[rules] += len(runs)
-                self._ended.append((row, code, rules, runs, _MATCH))
-            elif advances:
-                moved.waiting[stage + 1] += [
-                    (start, began, (row, path)) for start, began, path in runs
-                ]
+        ended = part if rules == part.rules else key.split(part, rules)
+        ended.waiting[stage] = []
+
+    def _advance(
+        self, row: int, code: int, key: _KeyRuns, part: _RuleRuns, stage: int, rules: int
+    ) -> None:
+        """Let the runs of rules that wait for a stage take a row."""
+        if not rules:
+            return
+        key.changed = True
+        waiting = (part if rules == part.rules else key.split(part, rules)).waiting
+        runs, waiting[stage] = waiting[stage], []
+        if stage + 1 < len(waiting):
+            waiting[stage + 1] += [(start, began, (row, path)) for start, began, path in runs]
+            return
+        self._ended.append((row, code, rules, runs, _MATCH))
 
     def _begin(self, run: LinearRun, key: _KeyRuns, rules: int) -> None:
         key.changed = True
-        self.alive[rules] += 1
         due = run[1] + self._window if self._window else NEVER
-        key.due = min(key.due, due)
-        for part in tuple(key.parts):
+        if due < key.due:
+            key.due = due
+        for part in key.parts:
             if common := part.rules & rules:
-                joined = key.split(part, common)
+                joined = part if common == part.rules else key.split(part, common)
                 joined.waiting[1].append(run)
-                joined.due = min(joined.due, due)
+                if due < joined.due:
+                    joined.due = due
                 rules ^= common
         if rules:
             waiting: list[list[LinearRun]] = [[] for _ in self._pattern.stages]
@@ -341,11 +330,11 @@ class LinearMatcher:
 
     def _expire(self, row: int, code: int, key: _KeyRuns, time: int, seen_by: int) -> None:
         """Time out the runs of the rules that see a row."""
-        for each in tuple(key.parts):
+        for each in key.parts:
             rules = each.rules & seen_by
             if each.due > time or not rules:
                 continue
-            part = key.split(each, rules)
+            part = each if rules == each.rules else key.split(each, rules)
             part.due = NEVER
             for stage in range(len(part.waiting) - 1, 0, -1):
                 runs, part.waiting[stage] = part.waiting[stage], []
@@ -359,10 +348,15 @@ class LinearMatcher:
                         part.due = min(part.due, due)
                 if over:
                     key.changed = True
-                    self.timeouts[rules] += len(over)
-                    self.alive[rules] -= len(over)
                     self._ended.append((row, code, rules, over, stage))
         key.due = min(part.due for part in key.parts)
+
+    def count_ended(self) -> tuple[Counter[int], Counter[int]]:
+        """Return the numbers of matches and of time-outs, by the mask of their rules."""
+        matches, timeouts = Counter[int](), Counter[int]()
+        for _, _, rules, runs, stage in self._ended:
+            (matches if stage == _MATCH else timeouts)[rules] += len(runs)
+        return matches, timeouts
 
     def iter_ended(self, event: Callable[[int], Event], *, timed: int) -> Iterator[EndedRun]:
         """Yield matches, and time-outs of the rules in `timed`, in the order of rows."""

@@ -10,7 +10,6 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 from streambroker_core.cep.nfa.matcher import Matcher, Run
@@ -65,15 +64,18 @@ def collect_nodes(
 ) -> dict[int, RunNode]:
     """Return all nodes of runs by identity; each node follows its predecessor in the chain."""
     seen: dict[int, RunNode] = {}
-    lists = [runs for matcher in matchers for runs in (matcher.runs, matcher.held)]
-    for run in chain(*lists, *(each.runs for each in shared)):
-        node: RunNode | None = run.node
-        new: list[RunNode] = []
-        while node is not None and id(node) not in seen:
-            new.append(node)
-            node = node.previous
-        for each in reversed(new):
-            seen[id(each)] = each
+    lists = [part.runs for part in shared]
+    for matcher in matchers:
+        lists += (matcher.runs, matcher.held)
+    for runs in lists:
+        for run in runs:
+            node: RunNode | None = run.node
+            new: list[RunNode] = []
+            while node is not None and id(node) not in seen:
+                new.append(node)
+                node = node.previous
+            for each in reversed(new):
+                seen[id(each)] = each
     return seen
 
 
@@ -185,13 +187,13 @@ def read(
             event, previous = events[chains[at]], chains[at + 2]
             nodes.append(RunNode(event, chains[at + 1], None if previous < 0 else nodes[previous]))
             firsts.append(event if previous < 0 else firsts[previous])
-        found = StoredRuns({}, [], [])
+        found, successors = StoredRuns({}, [], []), successors or {}
         for fields in rules:
             if len(fields) == 2:
-                _read_shared(fields, nodes, firsts, make_matcher, successors or {}, found)
+                _read_shared(fields, nodes, firsts, make_matcher, successors, found)
                 continue
             name, number, runs, held, *later = fields
-            matcher = _add_matcher((name, number), make_matcher, successors or {}, found)
+            matcher = _add_matcher((name, number), make_matcher, successors, found)
             if matcher is None:
                 continue
             if held:
