@@ -15,6 +15,7 @@ from typing import Any
 from streambroker_core.cep.nfa.linear_group import LinearGroup
 from streambroker_core.cep.nfa.matcher import Matcher, Run
 from streambroker_core.cep.nfa.snapshot import (
+    MAX_RULE_SETS,
     Rules,
     RuleVersionKey,
     SharedRuns,
@@ -35,7 +36,6 @@ from streambroker_core.control.operators.operator import StateError
 
 _HELD, _RUNS, _DUE, _BEHIND = b"h", b"k", b"t", b"u"
 _HEAD = struct.Struct(">qq")
-_MAX_RULE_SETS = 4_096
 _NO_TIME = 2**63 - 1
 """Stored in place of a time for never."""
 
@@ -254,7 +254,7 @@ class KeyStore:
         """Return shared runs without removed rules."""
         rules = self._active_rules.get(shared.rules)
         if rules is None:
-            if len(self._active_rules) >= _MAX_RULE_SETS:
+            if len(self._active_rules) >= MAX_RULE_SETS:
                 self._active_rules.clear()
             rules = self._active_rules[shared.rules] = frozenset(
                 filter(self._is_active, shared.rules)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from streambroker_core.cep.nfa.compiled import CompiledRule
 from streambroker_core.cep.nfa.linear_matcher import RowPlan
-from streambroker_core.cep.nfa.snapshot import Rules
+from streambroker_core.cep.nfa.snapshot import MAX_RULE_SETS, Rules
 
-_MAX_PLANS, _MAX_GROUPS = 10_000, 256
+_MAX_PLANS, _MAX_GROUPS = 10_000, 20_000
 _GROUPS: dict[tuple[int, ...], LinearGroup] = {}
 
 
@@ -33,6 +33,10 @@ class LinearGroup:
         self.texts = tuple(dict.fromkeys(text for each in rules for text in each.condition_texts))
         places = {text: place for place, text in enumerate(self.texts)}
         self._places = [[places[text] for text in each.condition_texts] for each in rules]
+        self._rules_with = [0] * len(self.texts)
+        for number, own_places in enumerate(self._places):
+            for place in own_places:
+                self._rules_with[place] |= 1 << number
         self._plans: dict[int, RowPlan] = {}
         self._masks: dict[Rules, int | None] = {}
 
@@ -49,40 +53,47 @@ class LinearGroup:
 
     def _combine(self, bits: int) -> RowPlan:
         seen_by = begins = 0
+        for place in _bit_numbers(bits):
+            seen_by |= self._rules_with[place]
         steps: dict[int, tuple[int, int]] = {}
-        rule = 1
-        for pattern, places in zip(self._patterns, self._places, strict=True):
+        for number in _bit_numbers(seen_by):
+            rule, places = 1 << number, self._places[number]
             own = sum((bits >> place & 1) << index for index, place in enumerate(places))
-            if own:
-                plan = pattern.plan_for(own)
-                seen_by |= rule
-                begins |= rule * plan.begins
-                for stage, advances, ends in plan.steps:
-                    advancing, ending = steps.get(stage, (0, 0))
-                    steps[stage] = advancing | rule * advances, ending | rule * ends
-            rule <<= 1
+            plan = self._patterns[number].plan_for(own)
+            begins |= rule * plan.begins
+            for stage, advances, ends in plan.steps:
+                advancing, ending = steps.get(stage, (0, 0))
+                steps[stage] = advancing | rule * advances, ending | rule * ends
         latest_first = sorted(steps, reverse=True)
         return RowPlan(seen_by, begins, tuple((stage, *steps[stage]) for stage in latest_first))
 
     def mask_of(self, rules: Rules) -> int | None:
         """Return the mask of some rules; None if only a part of them is in the group."""
         if rules not in self._masks:
-            if len(self._masks) >= _MAX_PLANS:
+            if len(self._masks) >= MAX_RULE_SETS:
                 self._masks.clear()
             found = [self.numbers[name] for name in rules if name in self.numbers]
             whole = len(found) in (0, len(rules))
             self._masks[rules] = sum(1 << number for number in found) if whole else None
         return self._masks[rules]
 
-    @lru_cache(maxsize=_MAX_PLANS)  # noqa: B019 - a group lasts for the process
+    @lru_cache(maxsize=MAX_RULE_SETS)  # noqa: B019 - a group lasts for the process
     def members(self, rules: int) -> tuple[int, ...]:
         """Return the numbers of the rules in a mask, in order."""
-        return tuple(number for number, bit in enumerate(f"{rules:b}"[::-1]) if bit == "1")
+        return tuple(_bit_numbers(rules))
 
-    @lru_cache(maxsize=_MAX_PLANS)  # noqa: B019
+    @lru_cache(maxsize=MAX_RULE_SETS)  # noqa: B019
     def rules_in(self, rules: int) -> Rules:
         """Return the ids and versions of the rules in a mask."""
         return frozenset(self.names[number] for number in self.members(rules))
+
+
+def _bit_numbers(mask: int) -> Iterator[int]:
+    """Yield the numbers of the bits that are set, in order."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
 
 
 def linear_group(rules: Sequence[CompiledRule]) -> LinearGroup:

@@ -30,6 +30,8 @@ Rules: TypeAlias = "frozenset[RuleVersionKey]"
 MatcherFactory: TypeAlias = "Callable[[RuleVersionKey], Matcher | None]"
 """Returns a matcher without runs, or None for a removed rule, whose runs are left out."""
 
+MAX_RULE_SETS = 1_024
+"""Sets of rules in each cache; a set of a thousand rules takes 100 kB."""
 _PLAIN = frozenset((type(None), bool, int, float, str))
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -136,13 +138,13 @@ def _encode_events(events: list[Event], names: list[str]) -> list[list[Any]]:
     return out
 
 
-@lru_cache(maxsize=4_096)
+@lru_cache(maxsize=MAX_RULE_SETS)
 def _rules_text(rules: Rules) -> str:
     """Return rules as text: keys share few sets of them, and a text is read and written fast."""
     return _encode(sorted(rules))
 
 
-@lru_cache(maxsize=4_096)
+@lru_cache(maxsize=MAX_RULE_SETS)
 def _read_rules(text: str) -> Rules:
     return frozenset((name, version) for name, version in json.loads(text))
 
