@@ -20,6 +20,7 @@ from pathlib import Path
 LANES = 4
 SPARK = ["tests/component/spark", "tests/e2e"]
 OPERATORS = ("aligned", "pattern")
+SIDES = ("side",)
 CHART = ("chart",)
 """Files of a folder whose names start with ``test_`` and one of these are a group of their own."""
 CLUSTER = ["tests/component/kubernetes"]
@@ -58,10 +59,12 @@ def groups(arguments: list[str]) -> list[Group]:
     def others(names: tuple[str, ...]) -> list[str]:
         return [f"--ignore-glob=*/test_{one}_*.py" for one in names]
 
-    operators, chart = files(SPARK[0], OPERATORS), files(CLUSTER[0], CHART)
+    operators, sides = files(SPARK[0], OPERATORS), files(SPARK[0], SIDES)
+    chart = files(CLUSTER[0], CHART)
     return [
         Group(name="Spark, operators", commands=[[*make, "spark-classes"], pytest(operators)]),
-        Group(name="Spark", commands=[pytest([*SPARK, *others(OPERATORS)])]),
+        Group(name="Spark", commands=[pytest([*SPARK, *others(OPERATORS + SIDES)])]),
+        Group(name="Spark, side inputs", commands=[pytest(sides)]),
         Group(name="unit tests", commands=[pytest(UNIT)]),
         Group(name="API server", commands=[pytest([*CLUSTER, *others(CHART)])]),
         Group(name="other components", commands=[pytest(COMPONENTS)]),

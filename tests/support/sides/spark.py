@@ -214,10 +214,10 @@ class _Versioned(Table):
 
 
 def sides_of(case: Case, fed: Fed, prefix: str = "", to: Stream | None = None) -> SideInputs:
-    given = dict(case["main"])
-    main = fed.port(prefix + MAIN, given)
-    if given.get("key"):
-        main = main.key_by(*given["key"])
+    own = dict(case["main"])
+    main = fed.port(prefix + MAIN, own)
+    if own.get("key"):
+        main = main.key_by(*own["key"])
     if case["feed"] and any(port in _SAID for port, _ in case["feed"]):
         main = main.union(fed.control())
     given = {
@@ -233,9 +233,9 @@ def sides_of(case: Case, fed: Fed, prefix: str = "", to: Stream | None = None) -
         )
     names = ("lateness", "max_waiting_rows")
     made = main.join_side(**given).options(
-        order=case.get("order", "arrival"), **{n: given[n] for n in names if n in given}
+        order=case.get("order", "arrival"), **{n: own[n] for n in names if n in own}
     )
-    if (windows := given.get("windows")) is not None:
+    if (windows := own.get("windows")) is not None:
         made = made.window(*([windows["fixed"]] if "fixed" in windows else windows["sliding"]))
     for one in case.get("enrich", ()):
         made = made.enrich(

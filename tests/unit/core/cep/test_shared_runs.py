@@ -98,6 +98,18 @@ class Life:
                 )
                 others = [rule for rule in self.rules if at is not None or rule.id != name]
                 self.update([*others, new])
+            case "switch":
+                name = f"r{more[0]}"
+                off = [one for one in self.rules.disabled if one[0] == name]
+                on = [rule for rule in self.rules if rule.id == name]
+                if off:
+                    self.rules = self.rules.with_enabled(name)
+                elif on:
+                    self.rules = self.rules.with_disabled(name, on[0].version)
+                self.window += 1
+                self._put()
+            case "save":
+                self.engine.keys.save()
             case "restart":
                 self.engine.keys.save()
                 self.engine = Engine(self.state, key=("k",))
@@ -137,6 +149,8 @@ steps = st.one_of(
         st.booleans(),
         st.none() | st.integers(1, 4),
     ),
+    st.tuples(st.just("switch"), st.integers(0, 5)),
+    st.just(("save",)),
     st.just(("restart",)),
 )
 
@@ -199,6 +213,27 @@ def test_a_removed_rule_has_no_runs_in_keys_that_are_read_before_and_after() -> 
             ("rows", ("a", 2, 1)),
             ("remove", 1),
             ("rows", ("c", 2, 1), ("c", 3, 1)),
+        ],
+    )
+
+
+@pytest.mark.parametrize("kind", ["switch", "replace"])
+def test_a_rule_that_comes_back_keeps_its_new_runs(kind: str) -> None:
+    gone = ("switch", 1) if kind == "switch" else ("remove", 1)
+    back = ("switch", 1) if kind == "switch" else ("replace", 1, 1, False, None)
+
+    check(
+        three(),
+        [
+            ("rows", ("a", 1, 1)),
+            ("save",),
+            gone,
+            ("save",),
+            back,
+            ("save",),
+            ("rows", ("a", 3, 1)),
+            ("save",),
+            ("rows", ("c", 3, 1)),
         ],
     )
 

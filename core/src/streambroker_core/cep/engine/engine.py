@@ -122,6 +122,7 @@ class Engine:
     ) -> None:
         """Free the runs of removed versions, or hand them over to their successors."""
         self._conditions.clear()
+        self.keys.rules_changed()
         if not removed:
             return
         pairs = [(old, successor(old)) for old in removed]

@@ -295,13 +295,17 @@ class KeyStore:
             return time_from_key(key[len(index) :])
         return None
 
+    def rules_changed(self) -> None:
+        """Note that other rules are in force than before."""
+        self._active_rules.clear()
+
     def forget(
         self,
         removed: Collection[RuleVersionKey],
         successors: Mapping[RuleVersionKey, RuleVersionKey],
     ) -> None:
         """Free the runs of removed rules in all keys, or hand them over."""
-        self._active_rules.clear()
+        self.rules_changed()
         for key_bytes in self.list_keys():
             if key_bytes not in self._loaded:
                 self._load(key_bytes, successors)

@@ -15,7 +15,8 @@ from streambroker_core.cep.engine.row_view import (
     RowView,
     SelectedRows,
 )
-from streambroker_core.cep.nfa.linear_group import LinearGroup, linear_group
+from streambroker_core.cep.nfa.compiled import CompiledRule
+from streambroker_core.cep.nfa.linear_group import LinearGroup
 from streambroker_core.cep.nfa.linear_matcher import LinearMatcher, may_exceed
 from streambroker_core.cep.nfa.matcher import Matcher, Run
 from streambroker_core.cep.pattern.match_buffer import Event
@@ -46,8 +47,10 @@ class RowProcessor:
 
         Returns False, with no row processed, if runs or limits prevent it.
         """
-        group, began = linear_group([active.compiled for active in rules]), self._clock()
+        group, began = CompiledRule.group([active.compiled for active in rules]), self._clock()
         found = hits.hits_of(group.texts)
+        if not found.bits:
+            return True
         chosen = view.select(found.rows)
         chosen.keys.load(chosen.codes)
         if not self._process_linear(rules, group, view.rows, chosen, found.bits, results):
@@ -110,9 +113,9 @@ class RowProcessor:
         results: list[RuleResult],
     ) -> bool:
         """Process rows of one rule with a `LinearMatcher`, if possible."""
-        if active.compiled.linear_pattern is None:
+        group = active.compiled.alone
+        if group is None:
             return False
-        group = linear_group([active.compiled])
         return self._process_linear([active], group, rows, chosen, bits, results)
 
     def _process_linear(

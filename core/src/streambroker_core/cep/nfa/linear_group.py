@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from typing import Any, NamedTuple
 
-from streambroker_core.cep.nfa.compiled import CompiledRule
-from streambroker_core.cep.nfa.linear_matcher import RowPlan
-from streambroker_core.cep.nfa.snapshot import MAX_RULE_SETS, Rules
+from streambroker_core.cep.nfa.linear_matcher import LinearPattern, RowPlan
+from streambroker_core.cep.nfa.snapshot import MAX_RULE_SETS, Rules, RuleVersionKey
 
-_MAX_PLANS, _MAX_GROUPS = 10_000, 20_000
-_GROUPS: dict[tuple[int, ...], LinearGroup] = {}
+_MAX_PLANS = 10_000
+
+
+class LinearRule(NamedTuple):
+    """A rule of a group: id and version, pattern, and the text of each condition."""
+
+    name: RuleVersionKey
+    pattern: LinearPattern
+    texts: tuple[str | None, ...]
 
 
 class LinearGroup:
@@ -23,22 +29,22 @@ class LinearGroup:
         texts: their distinct conditions; the bits of a row follow this order.
     """
 
-    def __init__(self, rules: Sequence[CompiledRule]) -> None:
-        self._rules = tuple(rules)  # kept alive: the key of the cache has their ids
-        patterns = [each.linear_pattern for each in rules]
-        self._patterns = [pattern for pattern in patterns if pattern is not None]
+    def __init__(self, rules: Sequence[LinearRule]) -> None:
+        self._patterns = [each.pattern for each in rules]
         self.pattern = self._patterns[0]
-        self.names = tuple((each.rule.id, each.rule.version) for each in rules)
+        self.names = tuple(each.name for each in rules)
         self.numbers = {name: number for number, name in enumerate(self.names)}
-        self.texts = tuple(dict.fromkeys(text for each in rules for text in each.condition_texts))
+        self.texts = tuple(dict.fromkeys(text for each in rules for text in each.texts))
         places = {text: place for place, text in enumerate(self.texts)}
-        self._places = [[places[text] for text in each.condition_texts] for each in rules]
+        self._places = [[places[text] for text in each.texts] for each in rules]
         self._rules_with = [0] * len(self.texts)
         for number, own_places in enumerate(self._places):
             for place in own_places:
                 self._rules_with[place] |= 1 << number
         self._plans: dict[int, RowPlan] = {}
         self._masks: dict[Rules, int | None] = {}
+        self._members: dict[int, tuple[int, ...]] = {}
+        self._rules: dict[int, Rules] = {}
 
     def plan_for(self, bits: int) -> RowPlan:
         """Return what a row does to the runs of each rule that sees it."""
@@ -46,8 +52,7 @@ class LinearGroup:
             return self.pattern.plan_for(bits)
         plan = self._plans.get(bits)
         if plan is None:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
+            _make_room(self._plans, _MAX_PLANS)
             plan = self._plans[bits] = self._combine(bits)
         return plan
 
@@ -70,22 +75,34 @@ class LinearGroup:
     def mask_of(self, rules: Rules) -> int | None:
         """Return the mask of some rules; None if only a part of them is in the group."""
         if rules not in self._masks:
-            if len(self._masks) >= MAX_RULE_SETS:
-                self._masks.clear()
             found = [self.numbers[name] for name in rules if name in self.numbers]
             whole = len(found) in (0, len(rules))
+            _make_room(self._masks, MAX_RULE_SETS)
             self._masks[rules] = sum(1 << number for number in found) if whole else None
         return self._masks[rules]
 
-    @lru_cache(maxsize=MAX_RULE_SETS)  # noqa: B019 - a group lasts for the process
     def members(self, rules: int) -> tuple[int, ...]:
         """Return the numbers of the rules in a mask, in order."""
-        return tuple(_bit_numbers(rules))
+        members = self._members.get(rules)
+        if members is None:
+            _make_room(self._members, MAX_RULE_SETS)
+            members = self._members[rules] = tuple(_bit_numbers(rules))
+        return members
 
-    @lru_cache(maxsize=MAX_RULE_SETS)  # noqa: B019
     def rules_in(self, rules: int) -> Rules:
         """Return the ids and versions of the rules in a mask."""
-        return frozenset(self.names[number] for number in self.members(rules))
+        found = self._rules.get(rules)
+        if found is None:
+            _make_room(self._rules, MAX_RULE_SETS)
+            names = (self.names[number] for number in self.members(rules))
+            found = self._rules[rules] = frozenset(names)
+        return found
+
+
+def _make_room(cache: dict[Any, Any], limit: int) -> None:
+    """Clear a cache that has reached its limit."""
+    if len(cache) >= limit:
+        cache.clear()
 
 
 def _bit_numbers(mask: int) -> Iterator[int]:
@@ -94,14 +111,3 @@ def _bit_numbers(mask: int) -> Iterator[int]:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
-
-
-def linear_group(rules: Sequence[CompiledRule]) -> LinearGroup:
-    """Return the group of rules with equal `CompiledRule.sharing`; it is cached."""
-    key = tuple(map(id, rules))
-    group = _GROUPS.get(key)
-    if group is None:
-        if len(_GROUPS) >= _MAX_GROUPS:
-            _GROUPS.clear()
-        group = _GROUPS[key] = LinearGroup(rules)
-    return group
