@@ -188,7 +188,7 @@ def test_the_first_example_prints_what_its_filter_lets_through_and_takes_another
                 tmp_path, "import", sys.executable, str(FIRST / "import.py"), url=url
             ) as reported,
         ):
-            until(lambda: shown(reported), 120, "trades printed")
+            until(lambda: shown(reported), 240, "trades printed")
             assert all(price > 80 for _, _, price in shown(reported))
             assert "default/exchange/0/trades" in streambroker(url, "get", "routes")
             streambroker(url, "set-filter", "printer", "0", "trades", 'symbol == "IBM"')

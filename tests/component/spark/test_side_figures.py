@@ -16,7 +16,7 @@ from streambroker.operators import OperatorOptions
 from streambroker.side import side_map
 from support.processes.waiting import until
 
-SECONDS = 60.0
+SECONDS = 240.0
 
 
 def put(folder: Path, **columns: list[Any]) -> None:

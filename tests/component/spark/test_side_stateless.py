@@ -49,7 +49,7 @@ from support.processes.waiting import until
 from support.sides.rates import put_rates
 
 TRADES = "id string, currency string, at timestamp"
-SECONDS = 60.0
+SECONDS = 240.0
 Row = tuple[Any, ...]
 
 

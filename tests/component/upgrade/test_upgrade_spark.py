@@ -19,7 +19,7 @@ from support.processes.jobs import Broker, Child, end_agent
 from support.processes.releases import Release
 from support.processes.waiting import until
 
-SECONDS = 100.0
+SECONDS = 240.0
 """At most without a window that ends."""
 JOBS = ("feed", "alerts")
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)

@@ -13,7 +13,7 @@ from support.cuts.points import VARIABLE, search_path
 from support.processes.forks import CLI, program
 from support.processes.waiting import until
 
-START_SECONDS = 90.0
+START_SECONDS = 240.0
 
 
 class Child:

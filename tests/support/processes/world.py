@@ -18,7 +18,7 @@ from support.processes.waiting import until
 from support.spark.checkpoints import batches, committed, expected, files_by_batch, offset, received
 from support.spark.feeds import Feed, Row
 
-SECONDS = 90.0
+SECONDS = 240.0
 
 PASSES: Mapping[str, Callable[[Row], bool]] = {
     "price > 10.0": lambda r: r[1] > 10.0,

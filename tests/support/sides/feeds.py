@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from streambroker.operators import OperatorStream, stream
 from support.spark.feeds import put_file
 
-SECONDS = 60.0
+SECONDS = 240.0
 TRADES = "id string, currency string"
 
 

@@ -16,7 +16,7 @@ from streambroker import PE
 from support.processes.waiting import until
 from support.spark.feeds import DDL, Feed, Row
 
-SECONDS = 60.0
+SECONDS = 240.0
 
 
 class Sink:
