@@ -189,7 +189,7 @@ class EndedRun(NamedTuple):
     rules: int
 
 
-class _RuleRuns:
+class _Part:
     """Runs of one key that some rules have in common.
 
     Attributes:
@@ -205,7 +205,7 @@ class _RuleRuns:
         self.rules, self.waiting, self.due = rules, waiting, due
 
 
-class _KeyRuns:
+class _KeyParts:
     """Runs of one key.
 
     Attributes:
@@ -217,14 +217,14 @@ class _KeyRuns:
     __slots__ = ("changed", "due", "parts")
 
     def __init__(self) -> None:
-        self.parts: list[_RuleRuns] = []
+        self.parts: list[_Part] = []
         self.due = NEVER
         self.changed = False
 
-    def split(self, part: _RuleRuns, rules: int) -> _RuleRuns:
+    def split(self, part: _Part, rules: int) -> _Part:
         """Move some rules of a part to a part of their own, and return it."""
         part.rules ^= rules
-        other = _RuleRuns(rules, [list(runs) for runs in part.waiting], part.due)
+        other = _Part(rules, [list(runs) for runs in part.waiting], part.due)
         self.parts.append(other)
         return other
 
@@ -251,12 +251,12 @@ class LinearMatcher:
     ) -> None:
         self._pattern, self._window = pattern, pattern.automaton.window
         self._plan_for, self._nodes = plan_for, nodes
-        self._keys: dict[int, _KeyRuns] = {}
+        self._keys: dict[int, _KeyParts] = {}
         self._ended: list[tuple[int, int, int, list[LinearRun], int]] = []
         for code, parts in before.items():
-            key = self._keys[code] = _KeyRuns()
+            key = self._keys[code] = _KeyParts()
             for rules, runs in parts:
-                part = _RuleRuns(rules, [[] for _ in pattern.stages], NEVER)
+                part = _Part(rules, [[] for _ in pattern.stages], NEVER)
                 for run in runs:
                     part.waiting[pattern.stage_by_state[run.state]].append(
                         (run.start, run.began, run.node)
@@ -279,7 +279,7 @@ class LinearMatcher:
             if key is None:
                 if not begins:
                     continue
-                key = keys[code] = _KeyRuns()
+                key = keys[code] = _KeyParts()
             elif time >= key.due:
                 self._expire(row, code, key, time, seen_by)
             for stage, advancing, ending in steps:
@@ -291,14 +291,14 @@ class LinearMatcher:
             if begins:
                 self._begin((seqs[row], time, (row, None)), key, begins)
 
-    def _end(self, key: _KeyRuns, part: _RuleRuns, stage: int, rules: int) -> None:
+    def _end(self, key: _KeyParts, part: _Part, stage: int, rules: int) -> None:
         """End the runs of rules that wait for a stage."""
         key.changed = True
         ended = part if rules == part.rules else key.split(part, rules)
         ended.waiting[stage] = []
 
     def _advance(
-        self, row: int, code: int, key: _KeyRuns, part: _RuleRuns, stage: int, rules: int
+        self, row: int, code: int, key: _KeyParts, part: _Part, stage: int, rules: int
     ) -> None:
         """Let the runs of rules that wait for a stage take a row."""
         if not rules:
@@ -311,7 +311,7 @@ class LinearMatcher:
             return
         self._ended.append((row, code, rules, runs, _MATCH))
 
-    def _begin(self, run: LinearRun, key: _KeyRuns, rules: int) -> None:
+    def _begin(self, run: LinearRun, key: _KeyParts, rules: int) -> None:
         key.changed = True
         due = run[1] + self._window if self._window else NEVER
         if due < key.due:
@@ -326,9 +326,9 @@ class LinearMatcher:
         if rules:
             waiting: list[list[LinearRun]] = [[] for _ in self._pattern.stages]
             waiting[1].append(run)
-            key.parts.append(_RuleRuns(rules, waiting, due))
+            key.parts.append(_Part(rules, waiting, due))
 
-    def _expire(self, row: int, code: int, key: _KeyRuns, time: int, seen_by: int) -> None:
+    def _expire(self, row: int, code: int, key: _KeyParts, time: int, seen_by: int) -> None:
         """Time out the runs of the rules that see a row."""
         for each in key.parts:
             rules = each.rules & seen_by
@@ -388,7 +388,7 @@ class LinearMatcher:
                 [(part.rules, list(self._iter_runs(part, event))) for part in _merge(key.parts)],
             )
 
-    def _iter_runs(self, part: _RuleRuns, event: Callable[[int], Event]) -> Iterator[Run]:
+    def _iter_runs(self, part: _Part, event: Callable[[int], Event]) -> Iterator[Run]:
         for number in range(len(part.waiting) - 1, 0, -1):
             state = self._pattern.stages[number].state
             for start, began, path in part.waiting[number]:
@@ -415,12 +415,12 @@ class LinearMatcher:
         return node
 
 
-def _merge(parts: list[_RuleRuns]) -> list[_RuleRuns]:
+def _merge(parts: list[_Part]) -> list[_Part]:
     """Return the parts that have runs; those with equal runs are one."""
     found = [part for part in parts if any(part.waiting)]
     if len(found) < 2:
         return found
-    merged: dict[tuple[tuple[LinearRun, ...], ...], _RuleRuns] = {}
+    merged: dict[tuple[tuple[LinearRun, ...], ...], _Part] = {}
     for part in found:
         same = merged.setdefault(tuple(map(tuple, part.waiting)), part)
         same.rules |= part.rules
