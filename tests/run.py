@@ -64,9 +64,9 @@ def groups(arguments: list[str]) -> list[Group]:
     return [
         Group(name="Spark, operators", commands=[[*make, "spark-classes"], pytest(operators)]),
         Group(name="Spark", commands=[pytest([*SPARK, *others(OPERATORS + SIDES)])]),
-        Group(name="Spark, side inputs", commands=[pytest(sides)]),
         Group(name="unit tests", commands=[pytest(UNIT)]),
         Group(name="API server", commands=[pytest([*CLUSTER, *others(CHART)])]),
+        Group(name="Spark, side inputs", commands=[pytest(sides)]),
         Group(name="other components", commands=[pytest(COMPONENTS)]),
         Group(name="agents", commands=[pytest(AGENT)]),
         Group(name="unit tests of agents", commands=[pytest(UNIT_AGENT)]),
