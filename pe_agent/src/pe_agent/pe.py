@@ -21,6 +21,7 @@ from pe_agent.job.send_control import Operators
 from pe_agent.job.settings import AgentOptions, BrokerAuth
 from pe_agent.job.statuses import PeStatus
 from pe_agent.job.view_cache import ViewCache
+from pe_agent.log.objects.bucket import open_bucket
 from pe_agent.streams import subscribe as subscribing
 from pe_agent.transport import agent_tls, tokens
 from pe_agent.transport import broker_trust as tls
@@ -57,6 +58,7 @@ def start(
     auth: BrokerAuth | None = None,
     agent: AgentOptions | None = None,
     owner: Mapping[str, str] | None = None,
+    storage: str | None = None,
 ) -> PE:
     """Start the PE of a job: its agent process, and the data source in this Spark session.
 
@@ -78,8 +80,12 @@ def start(
             with it: ``apiVersion``, ``kind``, ``name`` and ``uid`` of an object in the job's
             namespace that outlives the driver pod; default ``$STREAMBROKER_OWNER``, as JSON, or
             none.
+        storage: bucket behind the exports, ``s3://bucket/prefix``, or a directory that several
+            machines share, ``file:///directory``; default ``$STREAMBROKER_STORAGE``, or none. An
+            agent with an empty ``data_dir`` goes on with what it has there.
 
     Raises:
+        BucketUrlError: ``storage`` names no bucket, or the package ``obstore`` is missing.
         ArgumentError: ``linger`` is no duration, or ``auth`` or ``agent`` no settings.
         OwnerError: the owner is incomplete, or a pod.
         TokenError: the token cannot be used, or both ``token`` and ``token_file`` are set.
@@ -99,6 +105,7 @@ def start(
         agent=agent or AgentOptions(),
         owner=owner,
         agents=1,
+        storage=storage,
     )
 
 
@@ -114,6 +121,7 @@ def start_with_shards(
     agent: AgentOptions,
     owner: Mapping[str, str] | None,
     agents: int | Sequence[tuple[str, str]],
+    storage: str | None = None,
 ) -> PE:
     """Start a PE whose exports are shared by several ``agents``; see ``start`` for the others.
 
@@ -131,6 +139,7 @@ def start_with_shards(
         agents: number of agents, as PEs ``pe``, ``pe`` + 1, …. Tasks stage their rows at all of
             them in turn. The first publishes, the others only hold rows. Or address and token of
             each other agent; those run elsewhere and are not started.
+        storage: bucket behind the exports of the first agent.
 
     Raises:
         ShardAgentsInvalidError: ``agents`` are too many, or not of this job.
@@ -141,6 +150,8 @@ def start_with_shards(
         if not isinstance(settings, kind):
             raise ArgumentError(f"{what} is {settings!r}: it has to be {kind.__name__}(…).")
     linger_seconds = seconds(linger, "linger")
+    if storage is not None:
+        open_bucket(storage)
     broker_token, trust = (
         tokens.resolve_token(auth.token, auth.token_file),
         tls.resolve_broker_trust(auth.ca),
@@ -180,6 +191,7 @@ def start_with_shards(
             trust=agent_trust,
             clients=agent.tls.clients,
             insecure=agent.tls.insecure,
+            storage=None if number else storage,
         )
 
     process = launch(0)

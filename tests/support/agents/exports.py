@@ -15,7 +15,9 @@ from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.reader_plans import RegisteredPlan
 from pe_agent.agent.state.store import Store
+from pe_agent.agent.storage.tier import StorageTier
 from pe_agent.log.commit import Committer
+from pe_agent.log.objects.bucket import Bucket
 from streambroker_core.ledger.plan import Plan, PlanRequest
 from streambroker_core.ledger.retention import RetentionLimits
 
@@ -62,12 +64,15 @@ class Bench:
     now: float = 1000.0
     notified: int = 0
     segment_bytes: int = 1 << 20
+    bucket: Bucket | None = None
+    storage: StorageTier | None = None
     export: AgentExport = field(init=False)
     store: Store = field(init=False)
     committer: Committer = field(init=False)
 
     def open(self) -> AgentExport:
         self.directory.mkdir(parents=True, exist_ok=True)
+        self.storage = StorageTier(self.bucket, self.directory) if self.bucket else None
         self.store = Store(self.directory / "state.sqlite")
         self.committer = Committer(threads=1)
         self.export = AgentExport(
@@ -79,15 +84,20 @@ class Bench:
                 notify=self._notify,
                 clock=lambda: self.now,
                 segment_bytes=self.segment_bytes,
+                storage=self.storage,
             )
         )
         self.export.recover()
+        if self.storage is not None:
+            self.storage.start(self.store)
         return self.export
 
     def _notify(self) -> None:
         self.notified += 1
 
     def close(self) -> None:
+        if self.storage is not None:
+            self.storage.close()
         self.export.state.close()
         self.committer.close()
         self.store.close()

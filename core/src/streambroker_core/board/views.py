@@ -164,6 +164,7 @@ def _build_export_port(export: Export) -> ExportPort:
         allow_filter=export.allow_filter,
         congestion_policy=export.congestion_policy,
         buffer=export.buffer,
+        durability=export.durability,
         schema=export.schema,
         revoked=export.revoked,
     )

@@ -25,6 +25,7 @@ TEN_MINUTES_S = 600.0
 Properties: TypeAlias = Mapping[str, Value]
 
 Policy: TypeAlias = Literal["wait", "drop"]
+Durability: TypeAlias = Literal["local", "stored"]
 OnCongestion: TypeAlias = Literal["inherit", "drop"]
 Start: TypeAlias = Literal["latest", "earliest"]
 Kind: TypeAlias = Literal["Export", "Import"]
@@ -222,6 +223,8 @@ class Export:
         created: seconds since 1970, UTC; the older of two rivals wins.
         properties: normalised, as `streambroker_core.model.properties.normalise` returns them.
         schema: columns, or None until they are declared.
+        durability: where rows and epochs are safe when a publish ends: on the agent's disk
+            (``local``), or in its object storage (``stored``).
         allowed_namespaces: other namespaces that may import it, or ``*``.
         revoked: importers that must not read any more, not even planned epochs: ``namespace`` or
             ``namespace/job``.
@@ -240,6 +243,7 @@ class Export:
     congestion_policy: Policy = "wait"
     schema: Schema | None = None
     buffer: Buffer = Buffer()
+    durability: Durability = "local"
     allowed_namespaces: tuple[str, ...] = ()
     revoked: tuple[str, ...] = ()
     rejected: RejectedGeneration | None = None

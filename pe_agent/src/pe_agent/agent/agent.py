@@ -29,6 +29,7 @@ from pe_agent.agent.state.declarations import Declarations
 from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store
 from pe_agent.agent.state.view_queries import ViewQueries
+from pe_agent.agent.storage.tier import StorageTier
 from pe_agent.log.commit import Committer
 from pe_agent.log.scrub import Scrub
 from pe_agent.transport.flight_errors import AgentUnreachableError
@@ -59,9 +60,11 @@ class Agent:
         progress: Callable[[str, int, int], None],
         broker_status: Callable[[], dict[str, Any]] = dict,
         listener_status: Callable[[], dict[str, Any] | None] = lambda: None,
+        storage: StorageTier | None = None,
     ) -> None:
         self.pe = pe
         self.home = home
+        self.storage = storage
         self.notifier = Notifier()
         self.store = Store(home / "state.sqlite")
         self._check_owner()
@@ -94,6 +97,7 @@ class Agent:
             declarations=self.declarations,
             report_due=self.report_due,
             agents=self.shard_agents,
+            storage=storage,
         )
         begun = time.monotonic()
         self.shard_store = ShardStore(
@@ -122,6 +126,8 @@ class Agent:
         self.imports = OffsetPlanner(state, SlicePlanner(state), AvailableNowTarget(state), queries)
         self.scrub = Scrub()
         self.exports.recover(progress)
+        if storage is not None:
+            storage.start(self.store)
         own_logs = [s.log for e in self.exports.by_key().values() for s in e.state.streams.values()]
         for stream_log in (*own_logs, *self.shard_store.logs()):
             self.scrub.add(stream_log)
@@ -197,6 +203,7 @@ class Agent:
             "ruleWaiting": self.rule_metrics.waiting(),
             "kept": self.shard_store.status(),
             "declarations": self.declarations.status(),
+            "storage": None if self.storage is None else self.storage.status(),
         }
 
     def metrics(self) -> str:
@@ -215,6 +222,8 @@ class Agent:
             return
         self._last_tick = now
         self.exports.tick()
+        if self.storage is not None:
+            self.storage.tick()
 
     def close(self) -> None:
         """Wake all waiting calls, then close the files."""
@@ -222,6 +231,8 @@ class Agent:
         self.scrub.close()
         self.imports.state.peers.close()
         self.shard_agents.close()
+        if self.storage is not None:
+            self.storage.close()
         self.exports.close()
         self.shard_store.close()
         self.committer.close()

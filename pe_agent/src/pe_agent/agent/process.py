@@ -28,7 +28,9 @@ from pe_agent.agent.reports.prometheus import MetricsServer
 from pe_agent.agent.server.flight_service import AgentService
 from pe_agent.agent.server.listener import Listener
 from pe_agent.agent.state.recovery_progress import RecoveryProgress
+from pe_agent.agent.storage.tier import StorageTier
 from pe_agent.log.atomic_file import replace_file
+from pe_agent.log.objects.bucket import open_bucket
 from pe_agent.transport import agent_client as client
 from pe_agent.transport import agent_tls, tokens
 from pe_agent.transport import broker_trust as tls
@@ -43,6 +45,7 @@ log = logging.getLogger("pe_agent")
 ADDRESS_FILE = "agent.json"
 DRIVER_AWAY_SECONDS = 5.0
 SHUTDOWN_SECONDS = 3.0
+STORAGE_VARIABLE = "STREAMBROKER_STORAGE"
 
 
 class HomeInUseError(StreambrokerError):
@@ -74,6 +77,7 @@ class Settings:
     agent_trust: AgentTrust
     certificate: AgentCertificate | None
     clients_required: bool
+    storage: str | None
 
 
 def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
@@ -141,6 +145,12 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         default=60.0,
         help="seconds to keep serving when the driver is gone; -1 for ever",
     )
+    parser.add_argument(
+        "--storage",
+        default=os.environ.get(STORAGE_VARIABLE) or None,
+        help="bucket behind the exports: s3://bucket/prefix or file:///shared/directory; default"
+        f" ${STORAGE_VARIABLE}, or the data directory alone",
+    )
     got = parser.parse_args(arguments)
     if ":" in got.host:
         parser.error(f"--host {got.host}: give a name or an IPv4 address; IPv6 is not supported")
@@ -152,6 +162,7 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         port=got.port,
         hint_port=got.hint_port,
         metrics_port=got.metrics_port,
+        storage=got.storage,
         linger=got.linger,
         pe=PeKey.parse(f"{got.namespace}/{got.job}/{got.pe}"),
         # A missing token file does not prevent serving: the last routes still apply.
@@ -204,12 +215,17 @@ class AgentServer:
         # Recovery creates no cycles and keeps its objects: cyclic GC would double its time.
         gc.disable()
         self.link: BrokerLink | None = None
+        storage = None
+        if chosen.storage:
+            bucket = open_bucket(chosen.storage).folder(str(chosen.pe))
+            storage = StorageTier(bucket, chosen.home)
         self.agent = Agent(
             chosen.pe,
             chosen.home,
             progress=progress,
             broker_status=lambda: {} if self.link is None else self.link.status(),
             listener_status=listener.status,
+            storage=storage,
         )
         gc.freeze()
         gc.enable()

@@ -73,6 +73,7 @@ class ExportSettings(TypedDict, total=False):
     - ``allow_filter``: whether importers may filter.
     - ``congestion_policy``: ``wait`` or ``drop``.
     - ``buffer``: ``{"maxBytes": "1Gi", "maxAge": "1h", "grace": "10m", "waitLimit": "30s"}``.
+    - ``durability``: ``local``, or ``stored``: a published batch is in object storage.
     """
 
     stream_id: str | None
@@ -80,6 +81,7 @@ class ExportSettings(TypedDict, total=False):
     allow_filter: bool | None
     congestion_policy: Congestion | str | None
     buffer: Mapping[str, Any] | None
+    durability: str | None
 
 
 def publish(
@@ -104,8 +106,8 @@ def publish(
             ``{"processingTime": "1 second"}``.
         query_name: name of the query.
         redeclare: overwrite the Export that exists.
-        settings: ``stream_id``, ``properties``, ``allow_filter``, ``congestion_policy`` and
-            ``buffer``, as `ExportSettings` describes them.
+        settings: ``stream_id``, ``properties``, ``allow_filter``, ``congestion_policy``,
+            ``buffer`` and ``durability``, as `ExportSettings` describes them.
 
     Raises:
         ArgumentError, PropertyError: nothing was declared or started.
@@ -233,6 +235,7 @@ def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, A
             lambda value: check_choice(Congestion, value, "congestion_policy"),
         ),
         "buffer": ("buffer", _buffer),
+        "durability": ("durability", lambda value: value),
     }
     spec = {}
     for name, value in given.items():

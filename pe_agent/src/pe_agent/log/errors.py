@@ -40,6 +40,12 @@ class LogFailed(LogError):
         )
 
 
+class Superseded(LogError):
+    """Another agent has taken over the stream in object storage; this one appends no more."""
+
+    code = "Superseded"
+
+
 class LogCorrupt(LogError):
     """An acknowledged frame is damaged."""
 

@@ -177,11 +177,12 @@ def append(segment: Path, run: bytes, at: int) -> None:
 
 
 def read(
-    segment: Path, fd: int, *, number: int, begin: int, sequence: int, size: int
+    segment: Path, fd: int | None, *, number: int, begin: int, sequence: int, size: int
 ) -> tuple[list[FrameRun], int]:
     """Return the valid runs from the segment's first frame on, and their bytes in the index.
 
     ``begin`` and ``sequence`` are those of the segment's first frame; ``size`` is its file size.
+    ``fd`` is None if the segment is in object storage only.
     """
     runs: list[FrameRun] = []
     used = 0
@@ -196,9 +197,31 @@ def read(
             runs.append(run)
             used += _HEAD_BYTES + len(run.body)
             begin, sequence = run.end, run.sequence + run.frames
-        if runs and not _matches_segment(fd, runs[-1]):
+        if runs and fd is not None and not _matches_segment(fd, runs[-1]):
             return [], 0
     return runs, used
+
+
+def first_sequence(segment: Path) -> int:
+    """Return the sequence of the first frame in a segment's index, 0 without one."""
+    try:
+        run = _read_run(index_path(segment).read_bytes(), 0)
+    except OSError:
+        return 0
+    return 0 if run is None else run.sequence
+
+
+def end_of(segment: Path, *, begin: int) -> int:
+    """Return the offset behind the last frame that a segment's index lists."""
+    runs, _ = read(
+        segment,
+        None,
+        number=int(segment.stem),
+        begin=begin,
+        sequence=first_sequence(segment),
+        size=1 << 63,
+    )
+    return runs[-1].end if runs else begin
 
 
 def _read_run(data: bytes, at: int) -> FrameRun | None:

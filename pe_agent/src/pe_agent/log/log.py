@@ -12,22 +12,59 @@ Rules:
 4. One process owns a directory; the agent's lock on its data directory ensures it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from pe_agent.log import index, segments
 from pe_agent.log.atomic_file import sync_directory
 from pe_agent.log.commit import Committer
 from pe_agent.log.errors import LogCorrupt, LogFailed
 from pe_agent.log.frames import Address, Kind, Payload
-from pe_agent.log.log_writer import LogState, LogWriter
+from pe_agent.log.log_writer import LogState, LogWriter, SyncedSegment
 from pe_agent.log.recovery import Progress, RecoveredLog, Recovery, recover
 from pe_agent.log.segments import Segment, SegmentInfo, SegmentReader
 
 SEGMENT_BYTES = 64 << 20
 FLUSH_BYTES = 16 << 20
+
+
+class UploadStatus(NamedTuple):
+    """How far the uploads of a log are.
+
+    Attributes:
+        bytes: synced bytes that are not uploaded.
+        seconds: for how long some of them have waited.
+        error: why the last upload failed; None after one that succeeded.
+        is_superseded: another agent has taken over.
+    """
+
+    bytes: int
+    seconds: float
+    error: str | None
+    is_superseded: bool
+
+
+class Uploader(Protocol):
+    """Brings a log's frames to object storage; callers of `wait` wait if that ``is_required``."""
+
+    is_required: bool
+
+    def wait(self, position: tuple[int, int]) -> None:
+        """Return once frames up to (segment, offset) are as durable as the export demands."""
+
+    def request(self) -> None:
+        """Have what is synced uploaded soon."""
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Delete segments from object storage, soon."""
+
+    def status(self) -> UploadStatus:
+        """Return how far the uploads are."""
 
 
 class StreamLog:
@@ -37,6 +74,7 @@ class StreamLog:
         directory: directory of the segments.
         recovered: report of the recovery at open.
         damaged: error text by segment number, for damage found by :meth:`verify`.
+        uploader: brings frames to object storage, None without one.
     """
 
     def __init__(
@@ -47,6 +85,7 @@ class StreamLog:
         segment_bytes: int,
         flush_bytes: int,
         committer: Committer,
+        fetch: Callable[[int], None] | None = None,
     ) -> None:
         """Use `open` instead."""
         self.directory = directory
@@ -55,7 +94,8 @@ class StreamLog:
         self._recovered_runs = recovered.runs
         self._state = LogState(directory, recovered)
         self._writer = LogWriter(self._state, recovered.sequence, segment_bytes=segment_bytes)
-        self._reader = SegmentReader(directory)
+        self._reader = SegmentReader(directory, fetch=fetch)
+        self.uploader: Uploader | None = None
         self._flush_bytes = flush_bytes
         self._committer = committer
         self._flushing = threading.Lock()
@@ -69,7 +109,8 @@ class StreamLog:
         committer: Committer,
         progress: Progress | None = None,
         flush_bytes: int = FLUSH_BYTES,
-    ) -> "StreamLog":
+        fetch: Callable[[int], None] | None = None,
+    ) -> StreamLog:
         """Create or recover the log. All its frames are then safe on disk.
 
         Payloads are verified in the last segment and in frames that no mark covers.
@@ -81,6 +122,7 @@ class StreamLog:
             committer: shared by all logs of the agent.
             progress: called with (bytes done, total bytes) while scanning.
             flush_bytes: appended bytes that start an fdatasync in the background.
+            fetch: brings the file of a segment that is in object storage only.
 
         Raises:
             LogCorrupt: acknowledged frames in the middle are damaged; nothing changed.
@@ -99,6 +141,7 @@ class StreamLog:
             segment_bytes=segment_bytes,
             flush_bytes=flush_bytes,
             committer=committer,
+            fetch=fetch,
         )
         log.flush()
         log._state.check_usable()
@@ -145,16 +188,19 @@ class StreamLog:
             position = state.tail
             if upto is not None:
                 position = min(position, (upto.segment, upto.offset + upto.length))
-            if state.synced >= position and state.failure is None:
-                return
-            state.check_usable()
-        self._committer.request(self)
-        with state.changed:
-            state.changed.wait_for(
-                lambda: state.synced >= position or state.failure is not None or state.closed
-            )
-            if state.synced < position:
+            is_synced = state.synced >= position and state.failure is None
+            if not is_synced:
                 state.check_usable()
+        if not is_synced:
+            self._committer.request(self)
+            with state.changed:
+                state.changed.wait_for(
+                    lambda: state.synced >= position or state.failure is not None or state.closed
+                )
+                if state.synced < position:
+                    state.check_usable()
+        if self.uploader is not None:
+            self.uploader.wait(position)
 
     def flush(self) -> None:
         """Sync all frames, for the committer; on a failed fdatasync fail the log, do not raise."""
@@ -183,10 +229,13 @@ class StreamLog:
                 segment.release()
             with state.changed:
                 state.synced = position
-                del state.pending[: len(full)]
                 state.changed.notify_all()
             for segment, entries in new:
                 self._extend_index(segment, entries)
+            with state.changed:
+                del state.pending[: len(full)]
+        if full and self.uploader is not None:
+            self.uploader.request()
 
     def _extend_index(self, segment: Segment, entries: index.Entries | None) -> None:
         if entries is None:
@@ -251,6 +300,10 @@ class StreamLog:
                 if number in state.segments:
                     self.damaged[number] = str(error)
 
+    def synced_segments(self, since: int) -> list[SyncedSegment]:
+        """Return the segments from number ``since`` on, oldest first, as far as they are safe."""
+        return self._state.synced_segments(since)
+
     def segments(self) -> list[SegmentInfo]:
         """Return the segments, oldest first; the last is active."""
         with self._state.changed:
@@ -276,6 +329,8 @@ class StreamLog:
         except OSError as error:
             self.fail(error)
             raise LogFailed(self.directory, reason=str(error)) from error
+        if dropped and self.uploader is not None:
+            self.uploader.drop([segment.number for segment in dropped])
         return [segment.info for segment in dropped]
 
     def close(self) -> None:

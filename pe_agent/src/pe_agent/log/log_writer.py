@@ -4,15 +4,25 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from pe_agent.log import frames, segments
-from pe_agent.log.errors import AddressGone, LogClosed, LogFailed
+from pe_agent.log.errors import AddressGone, LogClosed, LogFailed, Superseded
 from pe_agent.log.frames import Address, Kind, Payload
 from pe_agent.log.recovery import RecoveredLog
 from pe_agent.log.segments import Segment
 
 _Position = tuple[int, int]
 """Segment number and offset; ordered like the frames."""
+
+
+class SyncedSegment(NamedTuple):
+    """A segment as far as it is safe on disk; ``is_full`` once file and index are final."""
+
+    number: int
+    path: Path
+    end: int
+    is_full: bool
 
 
 class LogState:
@@ -43,8 +53,25 @@ class LogState:
         """Position behind the last frame."""
         return self.active.number, self.active.end
 
+    def synced_segments(self, since: int) -> list[SyncedSegment]:
+        """Return the segments from number ``since`` on, oldest first, as far as they are safe."""
+        with self.changed:
+            number, offset = self.synced
+            return [
+                SyncedSegment(
+                    one.number,
+                    one.path,
+                    min(one.end, offset) if one.number == number else one.end,
+                    one is not self.active and one not in self.pending,
+                )
+                for one in self.segments.values()
+                if since <= one.number <= number
+            ]
+
     def check_usable(self) -> None:
-        """Raise `LogFailed` or `LogClosed` if the log is."""
+        """Raise `LogFailed`, `LogClosed` or `Superseded` if the log is."""
+        if isinstance(self.failure, Superseded):
+            raise self.failure
         if self.failure is not None:
             raise LogFailed(self.directory, reason=str(self.failure)) from self.failure
         if self.closed:

@@ -211,6 +211,9 @@ def _scan_all(directory: Path, progress: Progress | None) -> list[_ScannedSegmen
     paths = [path for path in segments.list_paths(directory) if path not in stumps]
     meter = _ProgressMeter(total=sum(path.stat().st_size for path in paths), progress=progress)
     scanned = [_scan(path, last=path == paths[-1], meter=meter) for path in paths]
+    remote = segments.list_remote_ends(directory)
+    scanned += [_read_remote(path, end) for path, end in remote.items() if path not in paths]
+    scanned.sort(key=lambda one: one.number)
     for one, after in itertools.pairwise(scanned):
         _check_chain(one, after)
     for one in scanned:
@@ -255,6 +258,31 @@ def _scan(path: Path, *, last: bool, meter: _ProgressMeter) -> _ScannedSegment:
         damage=scan.damage,
         is_loss_reported=header.is_loss_reported,
         is_truncated=window.size < header.mark,
+    )
+
+
+def _read_remote(path: Path, end: int) -> _ScannedSegment:
+    """Return a full segment that is in object storage only, by its index.
+
+    Raises:
+        LogCorrupt: its index does not list all its frames.
+    """
+    number, begin = int(path.stem), segments.HEADER_BYTES
+    first = index.first_sequence(path)
+    runs, index_bytes = index.read(path, None, number=number, begin=begin, sequence=first, size=end)
+    if not runs or runs[-1].end != end:
+        raise LogCorrupt(path, offset=end, reason="the index of a segment in storage is not whole")
+    entries = index.Entries(end, runs[-1].sequence + runs[-1].frames)
+    return _ScannedSegment(
+        path=path,
+        number=number,
+        first_sequence=first,
+        mark=end,
+        runs=list(runs),
+        index_bytes=index_bytes,
+        entries=entries,
+        data_end=end,
+        damage=None,
     )
 
 

@@ -25,7 +25,7 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +45,8 @@ from pe_agent.log.frames import (
 
 HEADER_BYTES = 4096
 SUFFIX = ".segment"
+REMOTE_SUFFIX = ".remote"
+"""Stands for a segment that is in object storage only; its text is the end of its frames."""
 TORN_SUFFIX = ".torn"
 NEW_SUFFIX = ".new"
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -216,6 +218,7 @@ class Segment:
     def unlink(self) -> None:
         """Remove the file and its index."""
         self.path.unlink(missing_ok=True)
+        remote_path(self.path).unlink(missing_ok=True)
         index.index_path(self.path).unlink(missing_ok=True)
 
     def release(self) -> None:
@@ -230,9 +233,25 @@ def segment_path(directory: Path, number: int) -> Path:
     return directory / f"{number:010d}{SUFFIX}"
 
 
+def remote_path(segment: Path) -> Path:
+    """Return the path that stands for a segment while it is in object storage only."""
+    return segment.with_suffix(REMOTE_SUFFIX)
+
+
 def list_paths(directory: Path) -> list[Path]:
     """Return the segment files of a directory, in order."""
-    paths = [path for path in directory.glob(f"*{SUFFIX}") if path.stem.isdigit()]
+    return _list(directory, SUFFIX)
+
+
+def list_remote_ends(directory: Path) -> dict[Path, int]:
+    """Return the ends of the segments in object storage only, by the path they would have."""
+    return {
+        path.with_suffix(SUFFIX): int(path.read_text()) for path in _list(directory, REMOTE_SUFFIX)
+    }
+
+
+def _list(directory: Path, suffix: str) -> list[Path]:
+    paths = [path for path in directory.glob(f"*{suffix}") if path.stem.isdigit()]
     return sorted(paths, key=lambda path: int(path.stem))
 
 
@@ -244,10 +263,9 @@ def create(directory: Path, number: int, sequence: int) -> Segment:
     """
     path = segment_path(directory, number)
     fresh = path.with_name(path.name + NEW_SUFFIX)
-    head = _pack_header(number, sequence) + _pack_mark(HEADER_BYTES)
     fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
     try:
-        _write_all(fd, head.ljust(HEADER_BYTES, b"\0"))
+        _write_all(fd, new_header(number, sequence))
         os.fsync(fd)
         fresh.rename(path)
         sync_directory(directory)
@@ -259,6 +277,12 @@ def create(directory: Path, number: int, sequence: int) -> Segment:
     segment = Segment(path, number, unindexed=unindexed, mark=HEADER_BYTES)
     segment.fd = fd
     return segment
+
+
+def new_header(number: int, sequence: int) -> bytes:
+    """Return the header page of a segment without frames."""
+    head = _pack_header(number, sequence) + _pack_mark(HEADER_BYTES)
+    return head.ljust(HEADER_BYTES, b"\0")
 
 
 def read_header(fd: int, path: Path) -> SegmentHeader:
@@ -339,9 +363,14 @@ class SegmentReader:
     segment is removed.
     """
 
-    def __init__(self, directory: Path, *, limit: int = 16) -> None:
+    def __init__(
+        self, directory: Path, *, limit: int = 16, fetch: Callable[[int], None] | None = None
+    ) -> None:
         self._directory = directory
         self._limit = limit
+        self._fetch = fetch
+        """Brings a segment from object storage; does nothing if it is not there."""
+        self._fetching = threading.Lock()
         self._lock = threading.Lock()
         self._files: dict[int, _OpenFile] = {}
 
@@ -353,6 +382,9 @@ class SegmentReader:
             AddressGone: its segment was removed.
         """
         path = segment_path(self._directory, address.segment)
+        if self._fetch is not None and not path.exists():
+            with self._fetching:
+                self._fetch(address.segment)
         with contextlib.ExitStack() as stack:
             try:
                 fd = stack.enter_context(self._pin(address.segment))

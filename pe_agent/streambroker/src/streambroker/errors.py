@@ -12,6 +12,7 @@ _MODULES = {
     "pe_agent.job.arguments": ["ArgumentError"],
     "pe_agent.job.owner_reference": ["OwnerError"],
     "pe_agent.job.ports": ["PortMissingError", "QueryActiveError"],
+    "pe_agent.log.objects.bucket": ["BucketUrlError"],
     "pe_agent.side.errors": ["PinError", "TableError"],
     "pe_agent.spark.local_session": ["JavaMissingError"],
     "pe_agent.transport.agent_tls": ["NotSecuredError"],

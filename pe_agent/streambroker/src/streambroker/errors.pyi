@@ -8,6 +8,7 @@ from pe_agent.job.arguments import ArgumentError as ArgumentError
 from pe_agent.job.owner_reference import OwnerError as OwnerError
 from pe_agent.job.ports import PortMissingError as PortMissingError
 from pe_agent.job.ports import QueryActiveError as QueryActiveError
+from pe_agent.log.objects.bucket import BucketUrlError as BucketUrlError
 from pe_agent.side.errors import PinError as PinError
 from pe_agent.side.errors import TableError as TableError
 from pe_agent.spark.local_session import JavaMissingError as JavaMissingError

@@ -16,6 +16,7 @@ from streambroker_core.model import (
     DEFAULT_NAMESPACE,
     MAX_PE,
     Buffer,
+    Durability,
     OnCongestion,
     PeKey,
     Policy,
@@ -43,6 +44,7 @@ _ROUTES = 1_000_000
 _T = TypeVar("_T")
 
 POLICIES: Mapping[str, Policy] = {"wait": "wait", "drop": "drop"}
+DURABILITIES: Mapping[str, Durability] = {"local": "local", "stored": "stored"}
 CONGESTIONS: Mapping[str, OnCongestion] = {"inherit": "inherit", "drop": "drop"}
 STARTS: Mapping[str, Start] = {"latest": "latest", "earliest": "earliest"}
 
@@ -109,6 +111,7 @@ class ExportPort:
     allow_filter: bool = True
     congestion_policy: Policy = "wait"
     buffer: Buffer = field(default_factory=Buffer)
+    durability: Durability = "local"
     schema: Schema | None = None
     routes: tuple[ExportRoute, ...] = ()
     revoked: tuple[str, ...] = ()
@@ -307,6 +310,7 @@ def _write_export(port: ExportPort) -> dict[str, Any]:
             for route in sorted(port.routes, key=lambda route: (route.import_, route.uid))
         ],
         **without_none(
+            durability=None if port.durability == "local" else port.durability,
             properties=None if port.properties is None else dict(port.properties),
             streamId=port.stream_id,
             revoked=list(port.revoked) or None,
@@ -454,6 +458,7 @@ def _read_export(fields: Fields) -> ExportPort:
         allow_filter=fields.boolean("allowFilter", True),
         congestion_policy=fields.word("congestionPolicy", POLICIES, "wait"),
         buffer=_read_buffer(fields.child("buffer")),
+        durability=fields.word("durability", DURABILITIES, "local"),
         schema=_read_schema(fields),
         routes=_read_list(fields, "routes", _read_export_route),
         revoked=_read_texts(fields, "revoked"),

@@ -38,7 +38,7 @@ from streambroker_core.model import (
 )
 from streambroker_core.model.properties import normalise, oversized
 from streambroker_core.model.schema import Schema, from_items, to_items
-from streambroker_core.wire.broker.view import CONGESTIONS, POLICIES, STARTS
+from streambroker_core.wire.broker.view import CONGESTIONS, DURABILITIES, POLICIES, STARTS
 from streambroker_core.wire.encoding.canonical import canonical, without_none
 from streambroker_core.wire.encoding.fields import Fields, json_type
 from streambroker_core.wire.encoding.quantity import (
@@ -80,6 +80,7 @@ _EXPORT = (
     "allowFilter",
     "congestionPolicy",
     "buffer",
+    "durability",
     "allowedNamespaces",
     "revoked",
 )
@@ -261,6 +262,7 @@ def _read_export(fields: Fields, key: PortKey) -> Export:
         congestion_policy=fields.word("congestionPolicy", POLICIES, "wait"),
         schema=_read_schema(fields, empty=()),
         buffer=_read_buffer(fields.child("buffer")),
+        durability=fields.word("durability", DURABILITIES, "local"),
         allowed_namespaces=_read_names(
             fields,
             "allowedNamespaces",
@@ -467,6 +469,7 @@ def _write_export(export: Export) -> dict[str, Any]:
             **{key: format_duration(n) for key, n in durations.items() if n is not None},
         },
         **without_none(
+            durability=None if export.durability == "local" else export.durability,
             streamId=export.stream_id,
             properties=None if export.properties is None else dict(export.properties),
             allowedNamespaces=list(export.allowed_namespaces) or None,

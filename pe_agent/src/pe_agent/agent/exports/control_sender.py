@@ -15,6 +15,7 @@ from typing import Any
 
 from pe_agent.agent.exports.epoch_writer import EpochWriter
 from pe_agent.agent.exports.export_state import ExportState
+from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, ManifestControl
 from pe_agent.agent.state.control_log import RequestDiffersError, read_request
 from streambroker_core.control.tuples import ControlTuple
@@ -72,20 +73,22 @@ class ControlSender:
             RequestDiffersError: the request id was used for another tuple.
         """
         control_request, text = read_request(request, body)
-        with self._state.publishing, self._state.lock:
-            known = self._store.query(
-                "SELECT seq, what FROM emitted WHERE export = ? AND request = ?",
-                self._key,
-                request,
-            )
-            if known and known[0][1] != text:
-                raise RequestDiffersError(
-                    f"request {request} has emitted another control tuple at {self._key}: give each"
-                    " tuple a request id of its own."
+        with self._state.publishing:
+            with self._state.lock:
+                known = self._store.query(
+                    "SELECT seq, what FROM emitted WHERE export = ? AND request = ?",
+                    self._key,
+                    request,
                 )
-            seq = known[0][0] if known else self._store_tuple(request, control_request, text)
+                if known and known[0][1] != text:
+                    raise RequestDiffersError(
+                        f"request {request} has emitted another control tuple at {self._key}: give"
+                        " each tuple a request id of its own."
+                    )
+                seq = known[0][0] if known else self._store_tuple(request, control_request, text)
             self.emit_waiting()
-            self._state.sweep()
+            with self._state.lock:
+                self._state.sweep()
         self._state.notify()
         return self.emission_status(seq)
 
@@ -141,22 +144,36 @@ class ControlSender:
     def emit_waiting(self) -> None:
         """Publish an epoch with the waiting tuples; without a stream they keep waiting.
 
-        The caller holds the export's locks.
+        The caller holds the lock ``publishing`` alone.
         """
-        self._record_epochs()
-        stream = self._state.newest
-        if stream is None or not self._has_waiting:
-            return
-        log = self._log_id()
-        waiting = self._waiting_tuples(log)
-        if not waiting:
+        with self._state.lock:
+            self._record_epochs()
+            stream = self._state.newest
+            if stream is None or not self._has_waiting:
+                return
+            log = self._log_id()
+            waiting = self._waiting_tuples(log)
+            if not waiting:
+                self._has_waiting = False
+                return
+            manifest = self._build_manifest(stream, log, waiting)
+            control = [(0, one) for _, one in waiting]
+            address = self._epochs.append(stream, manifest, control)
+        stream.sync_epoch(address)
+        with self._state.lock:
+            self._epochs.add(stream, manifest, control)
+            self._unrecorded_epochs.append((stream.id, manifest.epoch, waiting[-1][0]))
             self._has_waiting = False
-            return
+            self._epochs.record_position(stream, manifest)
+            self._record_epochs()
+
+    def _build_manifest(
+        self, stream: ExportStream, log: str, waiting: Sequence[tuple[int, ControlTuple]]
+    ) -> Manifest:
         ledger_stream = self._ledger.streams[stream.id]
         self._extend_end(stream.id, ledger_stream.next + 1)
         controls = [one for _, one in waiting]
-        last = waiting[-1][0]
-        manifest = Manifest(
+        return Manifest(
             epoch=ledger_stream.next,
             query="",
             run="",
@@ -168,14 +185,10 @@ class ControlSender:
             rows_before=ledger_stream.rows,
             blocks=(),
             control=ManifestControl(
-                head=make_control_head(ledger_stream.next, controls), emitted=(log, last + 1)
+                head=make_control_head(ledger_stream.next, controls),
+                emitted=(log, waiting[-1][0] + 1),
             ),
         )
-        self._epochs.append(stream, manifest, [(0, one) for one in controls])
-        self._unrecorded_epochs.append((stream.id, manifest.epoch, last))
-        self._has_waiting = False
-        self._epochs.record_position(stream, manifest)
-        self._record_epochs()
 
     def _extend_end(self, stream: str, next_: int) -> None:
         """Move the recorded end of an ended export behind the epoch about to be written."""

@@ -13,6 +13,7 @@ from pe_agent.agent.exports.stream import retained_epochs as retained
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest
 from pe_agent.agent.state.store import GROWING, SEALED
+from pe_agent.log.frames import Address
 from streambroker_core.control.tuples.epoch_control import IndexedControl, encode
 from streambroker_core.ledger.epochs import Epoch, Stream
 
@@ -80,9 +81,14 @@ class EpochWriter:
 
     def append(
         self, stream: ExportStream, manifest: Manifest, control: Sequence[IndexedControl]
+    ) -> Address:
+        """Append an epoch with its control tuples. The caller syncs it, then calls `add`."""
+        return stream.append_epoch(manifest, encode(control) if control else b"")
+
+    def add(
+        self, stream: ExportStream, manifest: Manifest, control: Sequence[IndexedControl]
     ) -> None:
-        """Append an epoch with its control tuples; durable when this returns."""
-        stream.publish(manifest, encode(control) if control else b"")
+        """Let readers plan an epoch that is durable."""
         self._ledger.publish(
             stream.id, to_ledger_epoch(manifest, stream.epoch_bytes(manifest.epoch))
         )

@@ -26,12 +26,14 @@ from pe_agent.agent.exports.status import (
     list_damaged_segments,
     list_missing_epochs,
     reader_metrics,
+    storage_metrics,
 )
 from pe_agent.agent.exports.stream import retained_epochs as retained
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, SEALED
 from streambroker_core.ledger.epochs import Stream
 from streambroker_core.ledger.retention import RetentionLimits
+from streambroker_core.model import Durability
 
 log = logging.getLogger("pe_agent")
 
@@ -58,6 +60,9 @@ class AgentExport:
             f"limits/{self.key}", lambda text: RetentionLimits(**json.loads(text)), None
         )
         state.ledger.retention.limits = self._view_limits or RetentionLimits()
+        self._durability_key = f"durability/{self.key}"
+        if state.store.get(self._durability_key) == "stored":
+            state.set_durability("stored")
 
     def recover(self, progress: Callable[[str, int, int], None] | None = None) -> None:
         """Open the existing logs and rebuild the ledger from them and the store."""
@@ -125,10 +130,12 @@ class AgentExport:
         for text in list_missing_epochs(stream):
             log.error("the log of export %s is damaged: %s", self.key, text)
 
-    def declare(self, limits: RetentionLimits) -> None:
-        """Apply the declared limits until the first view; a view's stored limits come first."""
+    def declare(self, limits: RetentionLimits, durability: Durability = "local") -> None:
+        """Apply a declaration until the first view; a view's stored settings come first."""
         with self.state.lock:
             self.state.ledger.retention.limits = self._view_limits or limits
+            if self._view_limits is None:
+                self.state.set_durability(durability)
             self._withdrawn_at = None
 
     def set_limits(self, limits: RetentionLimits) -> None:
@@ -139,6 +146,13 @@ class AgentExport:
             self._save_limits(limits)
             self.state.sweep()
         self.state.notify()
+
+    def set_durability(self, durability: Durability) -> None:
+        """Apply a view's durability; it holds after a restart until the next view."""
+        with self.state.lock:
+            if durability != self.state.durability:
+                self.state.set_durability(durability)
+                self.state.store.set(self._durability_key, durability)
 
     def _save_limits(self, limits: RetentionLimits) -> None:
         """Store a view's limits; they apply after a restart until the next view."""
@@ -214,6 +228,8 @@ class AgentExport:
                     "gaps": publisher.gaps,
                 },
                 "ended": state.ended(),
+                "durability": state.durability,
+                "storage": storage_metrics(state),
                 "held": ledger.retention.held_bytes(now),
                 "limit": ledger.retention.limits.max_bytes,
                 "waiting_for": [h.import_ for h in ledger.retention.blocking_readers(now)],

@@ -14,9 +14,12 @@ from pe_agent.agent.exports.stream.delivery_counts import DeliveryCounts
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.stream_directory import StreamDirectory
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, Store
+from pe_agent.agent.storage.tier import StorageTier
 from pe_agent.log.commit import Committer
+from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.publisher import Publisher
+from streambroker_core.model import Durability
 
 SEGMENT_BYTES = 64 << 20
 _SAVE_PUBLISHER = "INSERT OR REPLACE INTO publishers VALUES (?, ?)"
@@ -29,10 +32,17 @@ def steady_clock() -> float:
     return _STARTED + time.monotonic()
 
 
+class StorageMissingError(StreambrokerError):
+    """An export demands object storage, and its agent has none."""
+
+    code = "StorageMissing"
+
+
 class ExportState:
     """State and retention of one export of this agent's PE; only owner of its lock and store.
 
-    Except for `heads`, `ended` and `close`, callers of its methods hold ``lock``.
+    Callers of its methods hold ``lock``, except for `heads`, `ended`, `check_storage`,
+    `save_stored` and `close`.
 
     Attributes:
         lock: guards the state and the objects built on it; rows are written outside it.
@@ -50,14 +60,17 @@ class ExportState:
         notify: Callable[[], None],
         clock: Callable[[], float] = steady_clock,
         segment_bytes: int = SEGMENT_BYTES,
+        storage: StorageTier | None = None,
     ) -> None:
         self.key = key
+        self.storage = storage
+        self.durability: Durability = "local"
         self.store = store
         self.notify = notify
         self.clock = clock
         self.lock = threading.RLock()
         self.publishing = threading.RLock()
-        self.directory = StreamDirectory(store, key, directory, committer, segment_bytes)
+        self.directory = StreamDirectory(store, key, directory, committer, segment_bytes, storage)
         self.streams: dict[str, ExportStream] = {}
         self.ledger = Ledger()
         self.ledger.routes.restore_cut(store.value(f"cut/{key}", json.loads, []))
@@ -156,6 +169,28 @@ class ExportState:
                 db.execute(_SAVE_PUBLISHER, row)
         else:
             self.store.write(_SAVE_PUBLISHER, *row)
+
+    def set_durability(self, durability: Durability) -> None:
+        """Set what the next epochs wait for."""
+        self.durability = durability
+        self.directory.is_required = durability == "stored"
+        for stream in self.streams.values():
+            if stream.log.uploader is not None:
+                stream.log.uploader.is_required = self.directory.is_required
+
+    def check_storage(self) -> None:
+        """Raise StorageMissingError if the export demands storage that the agent lacks."""
+        if self.durability == "stored" and self.storage is None:
+            raise StorageMissingError(
+                f"export {self.key} has the durability `stored`, and its agent has no object"
+                " storage. Start the job with `storage=` or $STREAMBROKER_STORAGE, or set the"
+                " durability to `local`."
+            )
+
+    def save_stored(self) -> None:
+        """Under ``stored``, wait until the bucket has the state; callers do not hold ``lock``."""
+        if self.durability == "stored" and self.storage is not None:
+            self.storage.save()
 
     def close(self) -> None:
         """Close the logs."""

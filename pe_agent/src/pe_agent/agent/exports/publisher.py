@@ -112,8 +112,10 @@ class ExportPublisher:
 
         Raises:
             SelfWaitError: those readers wait for this query themselves (deadlock).
+            StorageMissingError: the export demands object storage, and the agent has none.
             FencedError, PublisherInUseError, BatchDiffersError: see core's ledger.publisher.
         """
+        self._state.check_storage()
         with self._state.lock:
             now, before = self._state.clock(), self._publisher.run
             verdict = self._publisher.admit(
@@ -246,15 +248,21 @@ class ExportPublisher:
             return self._publish(request, self._shards.seal_remote_stages(request))
 
     def _publish(self, request: CommitRequest, sealed: Mapping[str, SealedStage]) -> dict[str, Any]:
+        epoch: int | None = None
         with self._state.lock:
             if not request.is_new(self._publisher, self._state.clock()):
                 self._discard_republished(request)
                 return {"published": False, "epoch": None, "stream": None}
-            epoch: int | None = None
             if request.rows or request.control:
                 manifest, stream = self._build_manifest(request, sealed)
-                self._epochs.append(stream, manifest, request.control)
+                address = self._epochs.append(stream, manifest, request.control)
                 epoch = manifest.epoch
+        if epoch is not None:
+            # Not under the lock: it may take as long as the object storage is away.
+            stream.sync_epoch(address)
+        with self._state.lock:
+            if epoch is not None:
+                self._epochs.add(stream, manifest, request.control)
             # Before the store is written: if that fails, the batch is published nevertheless.
             gap = self._publisher.record_published(
                 batch=request.batch,
@@ -274,7 +282,10 @@ class ExportPublisher:
             # An epoch is in the log; a batch without one leaves only this trace.
             self._state.save_publisher(durable=epoch is None)
             self._admitted, self._readmitted = None, frozenset()
-            self._control.emit_waiting()
+        if epoch is None:
+            self._state.save_stored()
+        self._control.emit_waiting()
+        with self._state.lock:
             self._epochs.sweep_stages()
             self._state.sweep()
         self._state.notify()

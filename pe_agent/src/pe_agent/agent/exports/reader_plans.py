@@ -56,6 +56,8 @@ class ReaderPlans:
         self._deliveries = state.deliveries
         self._shards = shards
         self._backpressure = backpressure
+        self._stored_readers = set[str]()
+        """Readers that are in the object storage, if the export demands it."""
 
     @property
     def streams(self) -> Mapping[str, ExportStream]:
@@ -76,6 +78,7 @@ class ReaderPlans:
 
         Raises:
             OvertakenError, DataLossError, ReadersExceededError, RevokedError: see core's ledger.
+            BucketError: the reader is new, and the object storage of a ``stored`` export is away.
         """
         with self._state.lock:
             self._ledger.planner.check_call(request)
@@ -93,6 +96,9 @@ class ReaderPlans:
             self._state.save_reader(request.reader)
             self._forget_evicted()
             self._state.sweep()
+        if request.reader not in self._stored_readers:
+            self._state.save_stored()  # else its claims would end with the agent's disk
+            self._stored_readers.add(request.reader)
         if plan.finished:
             self._state.notify()
         return plan
@@ -284,6 +290,7 @@ class ReaderPlans:
     def _forget_evicted(self) -> None:
         for id_ in self._ledger.planner.evicted:
             self._deliveries.forget(id_)
+            self._stored_readers.discard(id_)
             self._backpressure.forget(id_)
             self._state.store.write(
                 "DELETE FROM readers WHERE export = ? AND id = ?", self._state.key, id_

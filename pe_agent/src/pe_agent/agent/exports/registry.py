@@ -15,6 +15,7 @@ from pe_agent.agent.exports.shard_coordinator import StageSealer
 from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.state.declarations import Declarations, PortNotDeclaredError
 from pe_agent.agent.state.store import Store
+from pe_agent.agent.storage.tier import StorageTier
 from pe_agent.log.commit import Committer
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.retention import BlockingReader, RetentionLimits
@@ -47,6 +48,7 @@ class ExportRegistry:
         declarations: Declarations,
         report_due: threading.Event,
         agents: StageSealer,
+        storage: StorageTier | None = None,
     ) -> None:
         """Create without exports; ``report_due`` is set when one ends or resumes."""
         self.reported_ended: frozenset[str] = frozenset()
@@ -58,6 +60,7 @@ class ExportRegistry:
         self._declarations = declarations
         self._report_due = report_due
         self._agents = agents
+        self._storage = storage
         self._exports: dict[str, AgentExport] = {}
         self._tick_errors: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -91,6 +94,7 @@ class ExportRegistry:
                     self._store,
                     self._committer,
                     notify=partial(self._on_change, key),
+                    storage=self._storage,
                 )
                 self._exports[key] = AgentExport(state, self._agents)
                 self.apply_declared_limits(self._exports[key])
@@ -104,7 +108,7 @@ class ExportRegistry:
         try:
             declared = manifest.read_spec("Export", spec, key=PortKey.parse(export.key))
             if isinstance(declared, Export):
-                export.declare(_to_limits(declared.buffer))
+                export.declare(_to_limits(declared.buffer), declared.durability)
         except StreambrokerError as error:
             log.warning(
                 "cannot read the declared buffer limits of export %s: %s", export.key, error
@@ -157,6 +161,7 @@ class ExportRegistry:
             declared = self._declaration(exported.key)
             exported.withdraw(declared=bool(declared.get("spec")) and not declared["told"])
             return
+        exported.set_durability(export.durability)
         exported.set_limits(_to_limits(export.buffer))
         policies = {str(r.import_): r.policy for r in export.routes}
         exported.set_routes(policies, export.revoked)

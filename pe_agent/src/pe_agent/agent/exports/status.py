@@ -77,3 +77,17 @@ def format_time(at: float | None) -> str | None:
     if at is None:
         return None
     return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def storage_metrics(state: ExportState) -> dict[str, Any] | None:
+    """Return how far the uploads of all streams are; None without object storage."""
+    if state.storage is None:
+        return None
+    uploaders = [stream.log.uploader for stream in state.streams.values()]
+    uploads = [one.status() for one in uploaders if one is not None]
+    return {
+        "bytes": sum(one.bytes for one in uploads),
+        "seconds": round(max((one.seconds for one in uploads), default=0.0), 1),
+        "error": next((one.error for one in uploads if one.error), None),
+        "superseded": any(one.is_superseded for one in uploads),
+    }

@@ -37,6 +37,22 @@ _EXPORT_METRICS: Mapping[str, _Metric] = {
         "Epochs that are not in the log though nothing removed them.",
         "missing",
     ),
+    "export_storage_behind_bytes": (
+        "Bytes on disk that object storage does not have yet.",
+        lambda e: None if e["storage"] is None else e["storage"]["bytes"],
+    ),
+    "export_storage_behind_seconds": (
+        "For how long some of them have waited.",
+        lambda e: None if e["storage"] is None else e["storage"]["seconds"],
+    ),
+    "export_storage_failing": (
+        "1 if the last upload failed.",
+        lambda e: None if e["storage"] is None else e["storage"]["error"] is not None,
+    ),
+    "export_storage_superseded": (
+        "1 if another agent has taken over.",
+        lambda e: None if e["storage"] is None else e["storage"]["superseded"],
+    ),
 }
 _ROUTE_METRICS: Mapping[str, _Metric] = {
     "route_lag_epochs": ("Epochs to read, of the slowest.", lambda r: r["lag"][0]),

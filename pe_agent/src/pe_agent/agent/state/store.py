@@ -7,9 +7,11 @@ reader's next call sends again (positions and plans).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -152,6 +154,25 @@ class Store:
             f"{self._path} is damaged: {what} cannot be read ({error!r:.200}). Restore the data"
             " directory from its backup, or start the agent with a new one."
         )
+
+    @property
+    def changes(self) -> int:
+        """Return a number that grows with each change."""
+        with self._lock:
+            return self._db.total_changes
+
+    def snapshot(self) -> bytes:
+        """Return the content of the file without secrets and what belongs to this process."""
+        with tempfile.TemporaryDirectory(dir=self._path.parent) as place:
+            path = Path(place) / "copy"
+            with contextlib.closing(sqlite3.connect(path)) as copy:
+                with self._lock:
+                    self._db.backup(copy)
+                copy.execute("PRAGMA journal_mode=DELETE")
+                copy.execute("DELETE FROM meta WHERE name IN ('token', 'key', 'instance', 'port')")
+                copy.commit()
+                copy.execute("VACUUM")
+            return path.read_bytes()
 
     def write(self, sql: str, *args: Any) -> None:
         """Execute one statement; it survives the end of the process."""

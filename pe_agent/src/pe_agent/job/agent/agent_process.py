@@ -70,6 +70,7 @@ class AgentProcess:
         trust: AgentTrust | None = None,
         clients: str | None = None,
         insecure: bool | None = None,
+        storage: str | None = None,
     ) -> None:
         self.pe, self.home, self.trust = pe, home, trust or AgentTrust()
         self._insecure = agent_tls.is_insecure(insecure)
@@ -90,6 +91,7 @@ class AgentProcess:
             "tls-key": None if certificate is None else certificate.key,
             "agent-ca": self.trust.path,
             "clients": clients or None,
+            "storage": storage,
         }
         self._adopt_error = ""
         self._token = token or Token()

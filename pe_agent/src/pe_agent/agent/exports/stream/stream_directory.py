@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.state.store import Store
+from pe_agent.agent.storage.tier import StorageTier
 from pe_agent.log.commit import Committer
 from pe_agent.log.log import StreamLog
 
@@ -27,13 +28,22 @@ class StreamDirectory:
     """Logs and orphans of one owner. Thread-safe."""
 
     def __init__(
-        self, store: Store, owner: str, parent: Path, committer: Committer, segment_bytes: int
+        self,
+        store: Store,
+        owner: str,
+        parent: Path,
+        committer: Committer,
+        segment_bytes: int,
+        storage: StorageTier | None = None,
     ) -> None:
         self._store = store
         self._owner = owner
         self._parent = parent
         self._committer = committer
         self._segment_bytes = segment_bytes
+        self._storage = storage
+        self.is_required = False
+        """Frames have to be in object storage before they count."""
 
     def open(
         self,
@@ -46,13 +56,21 @@ class StreamDirectory:
         is_shard: bool = False,
     ) -> ExportStream:
         """Create or recover the log of a stream; ``is_shard`` as in `ExportStream`."""
-        size = self._segment_bytes
-        log = StreamLog.open(
-            self._parent / id_,
-            segment_bytes=size,
-            committer=self._committer,
-            progress=None if progress is None else lambda n, of: progress(id_, n, of),
-        )
+        size, directory = self._segment_bytes, self._parent / id_
+
+        def open_log(fetch: Callable[[int], None] | None) -> StreamLog:
+            return StreamLog.open(
+                directory,
+                segment_bytes=size,
+                committer=self._committer,
+                progress=None if progress is None else lambda n, of: progress(id_, n, of),
+                fetch=fetch,
+            )
+
+        storage = self._storage
+        log = open_log(None) if storage is None else storage.open_log(id_, directory, open_log)
+        if log.uploader is not None:
+            log.uploader.is_required = self.is_required
         return ExportStream(
             id_, log=log, query=query, ddl=ddl, schema=schema, segment_bytes=size, is_shard=is_shard
         )
@@ -70,6 +88,8 @@ class StreamDirectory:
 
     def remove_orphan(self, id_: str) -> None:
         """Delete a directory; on failure the next start tries again."""
+        if self._storage is not None:
+            self._storage.forget(id_)
         directory = self._parent / id_
         shutil.rmtree(directory, ignore_errors=True)
         if not directory.exists():

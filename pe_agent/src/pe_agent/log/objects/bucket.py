@@ -1,0 +1,200 @@
+"""Objects under a prefix of a bucket, or of a directory that several machines share.
+
+The library ``obstore`` speaks to S3 and its relatives, Google Cloud Storage, Azure and file
+systems. It finds credentials by the usual chain: environment, workload identity, metadata service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from streambroker_core.errors import StreambrokerError
+
+T = TypeVar("T")
+
+SCHEMES = ("s3", "gs", "az", "file", "memory")
+ATTEMPTS = 8
+"""Calls of an operation until its error counts; the pauses between them grow to `MAX_PAUSE`."""
+MAX_PAUSE = 2.0
+_TIMEOUT = timedelta(seconds=30)
+
+
+class BucketUrlError(StreambrokerError):
+    """The storage URL cannot be used."""
+
+    code = "StorageUrlInvalid"
+
+
+class BucketError(StreambrokerError):
+    """A call of the object store failed, also after retries."""
+
+    code = "StorageUnavailable"
+
+
+class BucketDeniedError(BucketError):
+    """The object store refuses the credentials, or what they may do."""
+
+    code = "StorageDenied"
+
+
+class Bucket:
+    """Immutable and mutable objects by key, relative to the prefix of the URL. Thread-safe.
+
+    Attributes:
+        url: as given; names the bucket in errors.
+    """
+
+    def __init__(self, url: str, store: Any, prefix: str = "") -> None:
+        """Use `open_bucket` instead."""
+        self.url = url
+        self._store = store
+        self._prefix = prefix
+
+    def folder(self, name: str) -> Bucket:
+        """Return the same bucket with a longer prefix."""
+        return Bucket(f"{self.url}/{name}", self._store, f"{self._prefix}{name}/")
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        """Write an object if there is none; return whether it now has this content.
+
+        The content must be unique to its writer. Then a repeated call, after a response was lost,
+        also returns True.
+
+        Raises:
+            BucketError: the store is unavailable; the object may have been written.
+        """
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        try:
+            self._call("PutObject", key, lambda o, at: o.put(self._store, at, data, mode="create"))
+        except (AlreadyExistsError, PreconditionError):
+            return self.get(key) == data
+        return True
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write or replace an object.
+
+        Raises:
+            BucketError: the store is unavailable; the object may have been written.
+        """
+        self._call("PutObject", key, lambda o, at: o.put(self._store, at, data))
+
+    def get(self, key: str) -> bytes | None:
+        """Return an object's content, None if it does not exist.
+
+        Raises:
+            BucketError: the store is unavailable.
+        """
+
+        def read(o: Any, at: str) -> bytes | None:
+            try:
+                return bytes(o.get(self._store, at).bytes())
+            except FileNotFoundError:
+                return None
+
+        return self._call("GetObject", key, read)
+
+    def list(self, folder: str) -> dict[str, int]:
+        """Return the sizes in bytes of a folder's objects, by key relative to the folder.
+
+        Raises:
+            BucketError: the store is unavailable.
+        """
+
+        def names(o: Any, at: str) -> dict[str, int]:
+            chunks = o.list(self._store, prefix=at)
+            return {one["path"][len(at) :]: one["size"] for chunk in chunks for one in chunk}
+
+        return self._call("ListBucket", f"{folder}/", names)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; missing ones are no error.
+
+        Raises:
+            BucketError: the store is unavailable; some objects may be deleted.
+        """
+        for key in keys:
+
+            def remove(o: Any, at: str) -> None:
+                with contextlib.suppress(FileNotFoundError):
+                    o.delete(self._store, at)
+
+            self._call("DeleteObject", key, remove)
+
+    def _call(self, permission: str, key: str, operation: Callable[[Any, str], T]) -> T:
+        import obstore
+        from obstore.exceptions import (
+            AlreadyExistsError,
+            PermissionDeniedError,
+            PreconditionError,
+            UnauthenticatedError,
+        )
+
+        failure: Exception | None = None
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(min(MAX_PAUSE, 0.05 * 2**attempt) * random.uniform(0.5, 1))  # noqa: S311
+            try:
+                return operation(obstore, f"{self._prefix}{key}")
+            except (AlreadyExistsError, PreconditionError):
+                raise
+            except (PermissionDeniedError, UnauthenticatedError) as error:
+                raise BucketDeniedError(
+                    f"{self.url}: {permission} of {key} is refused ({_first_line(error)}). Give the"
+                    f" agent credentials that may do it there (on S3, s3:{permission})."
+                ) from error
+            except Exception as error:
+                failure = error
+        raise BucketError(
+            f"{self.url}: {permission} of {key} failed {ATTEMPTS} times, last with"
+            f" {_first_line(failure)}. Check endpoint, bucket and network."
+        ) from failure
+
+
+def open_bucket(url: str) -> Bucket:
+    """Return the bucket of a URL such as ``s3://bucket/prefix`` or ``file:///shared/directory``.
+
+    Nothing is called yet.
+
+    Raises:
+        BucketUrlError: the URL has another scheme or no bucket, or ``obstore`` is not installed.
+    """
+    scheme, separator, rest = url.partition("://")
+    if scheme not in SCHEMES or not separator or not (rest.strip("/") or scheme == "memory"):
+        known = ", ".join(f"{one}://" for one in SCHEMES[:-1])
+        raise BucketUrlError(
+            f"storage {url!r} names no bucket: write s3://bucket/prefix or"
+            f" file:///shared/directory (known: {known})."
+        )
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import LocalStore, MemoryStore, from_url
+    except ImportError as error:
+        raise BucketUrlError(
+            f"storage {url!r} needs the package obstore: pip install 'pe-agent[object]'."
+        ) from error
+    full = url.rstrip("/")
+    if scheme == "memory":
+        return Bucket(full, MemoryStore())
+    if scheme == "file":
+        return Bucket(full, LocalStore(full.removeprefix("file://"), mkdir=True))
+    try:
+        # Retries are ours: those of the library would repeat a put that must not be repeated
+        # without looking at its result.
+        store = from_url(
+            full,
+            client_options={"timeout": _TIMEOUT, "allow_http": True},
+            retry_config={"max_retries": 0},
+        )
+    except (BaseError, ValueError, OSError) as error:
+        raise BucketUrlError(f"storage {url!r} cannot be used: {_first_line(error)}") from error
+    return Bucket(full, store)
+
+
+def _first_line(error: Exception | None) -> str:
+    return str(error).partition("\n")[0][:300]

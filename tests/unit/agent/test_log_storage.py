@@ -1,0 +1,288 @@
+"""Logs in object storage, with several agents that believe to own a stream."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from pe_agent.agent.storage import ownership
+from pe_agent.log.commit import Committer
+from pe_agent.log.errors import AddressGone, LogError, Superseded
+from pe_agent.log.frames import Address, Kind
+from pe_agent.log.log import StreamLog
+from pe_agent.log.objects.bucket import Bucket, BucketError, open_bucket
+from pe_agent.log.objects.chain import Chain
+from pe_agent.log.objects.restore import StoredLog, fetcher, read_stored_log, restore_files
+from pe_agent.log.objects.uploader import LogUploader
+from support.agents.logs import body
+
+SEGMENT_BYTES = 700
+
+
+class FaultyBucket(Bucket):
+    """A bucket whose next calls fail, before or after they had their effect.
+
+    Attributes:
+        faults: for each of the next calls that write whether it fails, and whether it has its
+            effect nevertheless.
+    """
+
+    def __init__(self, of: Bucket) -> None:
+        super().__init__(of.url, of._store, of._prefix)
+        self.faults: list[tuple[bool, bool]] = []
+
+    def folder(self, name: str) -> FaultyBucket:
+        inner = FaultyBucket(super().folder(name))
+        inner.faults = self.faults
+        return inner
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        fails, has_effect = self.faults.pop() if self.faults else (False, True)
+        done = super().put_new(key, data) if has_effect else False
+        if fails:
+            raise BucketError("a fault")
+        return done
+
+    def put(self, key: str, data: bytes) -> None:
+        fails, has_effect = self.faults.pop() if self.faults else (False, True)
+        if has_effect:
+            super().put(key, data)
+        if fails:
+            raise BucketError("a fault")
+
+
+class OneAgent:
+    """One agent of the PE: takes over, has a log, and uploads when the test lets it."""
+
+    def __init__(self, bucket: Bucket, directory: Path, committer: Committer) -> None:
+        self.bucket = FaultyBucket(bucket)
+        self.directory = directory
+        self.owner = ownership.claim(bucket)
+        self.snapshots = Chain(bucket, ownership.STATE, self.owner)
+        earlier = ownership.take_over(bucket, self.owner)
+        self.folder = self.bucket.folder("stream")
+        stored = StoredLog()
+        if earlier is not None:
+            stored = read_stored_log(
+                self.folder,
+                owner=earlier.owner,
+                by=self.owner,
+                recorded=earlier.streams["stream"],
+            )
+            restore_files(self.folder, stored, directory)
+        self.log = StreamLog.open(
+            directory,
+            segment_bytes=SEGMENT_BYTES,
+            committer=committer,
+            fetch=fetcher(self.folder, stored, directory),
+        )
+        last = self.log.segments()[-1]
+        assert (last.number, last.end) >= stored.uploaded
+        self.recovered = {
+            address: bytes(self.log.read(address))
+            for address, _, _ in self.log.recovered_frames(set(Kind))
+        }
+        self.appended: dict[Address, bytes] = {}
+        self.uploader = LogUploader(
+            self.folder,
+            self.owner,
+            self.log,
+            uploaded=stored.uploaded,
+            inherited=stored.inherited(),
+            request=lambda _: True,
+            before=self.save,
+        )
+        self.log.uploader = self.uploader
+
+    def save(self) -> None:
+        self.snapshots.append(*ownership.encode(b"", {"stream": self.uploader.record()}))
+
+    def upload(self) -> None:
+        self.log.flush()
+        self.uploader.flush()
+
+    def stored(self) -> dict[Address, bytes]:
+        """Return the own frames that the bucket has."""
+        return {
+            address: data
+            for address, data in self.appended.items()
+            if (address.segment, address.offset + address.length) <= self.uploader.uploaded
+        }
+
+
+class StorageMachine(RuleBasedStateMachine):
+    """Agents that take over from each other while the earlier ones go on.
+
+    What an agent has seen stored must be in the log of each later agent, under its address, unless
+    the agent in charge removed its segment.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bucket = open_bucket("memory://")
+        self.place = Path(tempfile.mkdtemp())
+        self.committer = Committer(threads=1)
+        self.counter = 0
+        self.acknowledged: dict[Address, bytes] = {}
+        self.removed: set[int] = set()
+        self.agents: list[OneAgent] = []
+        self.take_over()
+
+    @rule()
+    def take_over(self) -> None:
+        agent = OneAgent(self.bucket, self.place / str(len(self.agents)), self.committer)
+        for address, data in self.acknowledged.items():
+            if address.segment not in self.removed:
+                assert agent.recovered.get(address) == data
+        self.agents.append(agent)
+
+    @rule()
+    def restart(self) -> None:
+        """The last agent starts again with its directory, after a kill."""
+        old = self.agents[-1]
+        self.upload(len(self.agents) - 1)
+        old.log.close()
+        agent = OneAgent(self.bucket, old.directory, self.committer)
+        for address, data in self.acknowledged.items():
+            if address.segment not in self.removed:
+                assert agent.recovered.get(address) == data
+        self.agents[-1] = agent
+
+    @rule(which=st.integers(0, 9), size=st.integers(0, 400))
+    def append(self, which: int, size: int) -> None:
+        agent = self.agents[which % len(self.agents)]
+        self.counter += 1
+        data = body(self.counter, size)
+        try:
+            address = agent.log.append(Kind.NOTE, b"%d" % self.counter, data)
+        except Superseded:
+            assert agent is not self.agents[-1]
+        else:
+            agent.appended[address] = data
+
+    @rule(
+        which=st.integers(0, 9),
+        faults=st.lists(st.tuples(st.booleans(), st.booleans()), max_size=3),
+    )
+    def fail(self, which: int, faults: list[tuple[bool, bool]]) -> None:
+        agent = self.agents[which % len(self.agents)]
+        agent.bucket.faults[:] = [(fails, has or not fails) for fails, has in faults]
+
+    @rule(which=st.integers(0, 9))
+    def upload(self, which: int) -> None:
+        agent = self.agents[which % len(self.agents)]
+        before = agent.stored()
+        agent.upload()
+        new = {a: data for a, data in agent.stored().items() if a not in before}
+        if agent is not self.agents[-1]:
+            assert not new
+            return
+        assert not agent.uploader.superseded
+        for address, data in new.items():
+            assert self.acknowledged.setdefault(address, data) == data
+
+    @precondition(lambda self: len(self.agents[-1].log.segments()) > 1)
+    @rule(count=st.integers(1, 3))
+    def drop(self, count: int) -> None:
+        agent = self.agents[-1]
+        numbers = [one.number for one in agent.log.segments()][:-1][:count]
+        agent.log.drop(lambda number: number not in numbers)
+        self.removed.update(numbers)
+
+    def teardown(self) -> None:
+        for agent in self.agents:
+            agent.log.close()
+        self.committer.close()
+        shutil.rmtree(self.place)
+
+
+TestStorage = StorageMachine.TestCase
+TestStorage.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_frames_in_storage_only_are_fetched_when_they_are_read(tmp_path: Path) -> None:
+    bucket, committer = open_bucket("memory://"), Committer(threads=1)
+    first = OneAgent(bucket, tmp_path / "1", committer)
+    addresses = [first.log.append(Kind.NOTE, b"", body(n, 300)) for n in range(10)]
+    first.upload()
+    assert first.uploader.status() == (0, 0.0, None, False)
+
+    earlier = ownership.take_over(bucket, ownership.claim(bucket))
+    assert earlier is not None
+    folder, directory = bucket.folder("stream"), tmp_path / "2"
+    stored = read_stored_log(folder, owner=1, by=2, recorded=earlier.streams["stream"])
+    restore_files(folder, stored, directory)
+    numbers = sorted(int(path.stem) for path in directory.glob("*.segment"))
+    assert numbers == [addresses[-1].segment]
+
+    log = StreamLog.open(
+        directory,
+        segment_bytes=SEGMENT_BYTES,
+        committer=committer,
+        fetch=fetcher(folder, stored, directory),
+    )
+    assert [bytes(log.read(address)) for address in addresses] == [body(n, 300) for n in range(10)]
+    numbers = sorted(int(path.stem) for path in directory.glob("*.segment"))
+    assert numbers == sorted({address.segment for address in addresses})
+    assert not list(directory.glob("*.remote"))
+    log.close()
+    first.log.close()
+    committer.close()
+
+
+def test_a_superseded_agent_appends_no_more_and_still_reads(tmp_path: Path) -> None:
+    bucket, committer = open_bucket("memory://"), Committer(threads=1)
+    first = OneAgent(bucket, tmp_path / "1", committer)
+    stored = first.log.append(Kind.NOTE, b"", b"stored")
+    first.upload()
+    second = OneAgent(bucket, tmp_path / "2", committer)
+    assert second.recovered == {stored: b"stored"}
+    late = first.log.append(Kind.NOTE, b"", b"late")
+    first.uploader.is_required = True
+    first.upload()
+
+    with pytest.raises(Superseded, match="another agent of this PE has taken over"):
+        first.log.append(Kind.NOTE, b"", b"more")
+    with pytest.raises(Superseded):
+        first.uploader.wait((late.segment, late.offset + late.length))
+    assert bytes(first.log.read(late)) == b"late"
+    own = second.log.append(Kind.NOTE, b"", b"own")
+    second.upload()
+    third = OneAgent(bucket, tmp_path / "3", committer)
+    assert third.recovered == {stored: b"stored", own: b"own"}
+    for agent in (first, second, third):
+        agent.log.close()
+    committer.close()
+
+
+def test_a_segment_that_is_missing_in_the_bucket_is_named(tmp_path: Path) -> None:
+    bucket, committer = open_bucket("memory://"), Committer(threads=1)
+    first = OneAgent(bucket, tmp_path / "1", committer)
+    addresses = [first.log.append(Kind.NOTE, b"", body(n, 300)) for n in range(6)]
+    first.upload()
+    second = OneAgent.__new__(OneAgent)
+    earlier = ownership.take_over(bucket, ownership.claim(bucket))
+    assert earlier is not None
+    folder = bucket.folder("stream")
+    stored = read_stored_log(folder, owner=1, by=2, recorded=earlier.streams["stream"])
+    restore_files(folder, stored, tmp_path / "2")
+    folder.delete([stored.pieces[1][0].key])
+    second.log = StreamLog.open(
+        tmp_path / "2",
+        segment_bytes=SEGMENT_BYTES,
+        committer=committer,
+        fetch=fetcher(folder, stored, tmp_path / "2"),
+    )
+    with pytest.raises(LogError, match=r"segments/0000000001-0000000001.segment is missing in mem"):
+        second.log.read(addresses[0])
+    with pytest.raises(AddressGone):
+        second.log.read(Address(99, 4096, 40))
+    second.log.close()
+    first.log.close()
+    committer.close()
