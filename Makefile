@@ -103,6 +103,15 @@ test-spark42: .venv-spark42/.ready ## the Spark tests on PySpark 4.2
 	.venv-spark42/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e core -e operator -e pe_agent -e pe_agent/streambroker
 	@touch $@
 
+# Kept in .storage, or where STREAMBROKER_S3_SERVER says. The drill and tests of object storage start and end it.
+.PHONY: storage-server
+storage-server: ## build versitygw, the S3 server of the tests, once: 4 minutes, needs Go
+	tests/support/storage/build.sh
+
+.PHONY: storage-drill
+storage-drill: $(READY) storage-server ## lose the disk of an agent RUNS times under load; STORAGE=url for another bucket
+	PYTHONPATH=tests $(BIN)/python -m support.storage.drill $(or $(RUNS),20) $(STORAGE)
+
 # Kept in .kube/<version>, or in the folder that KUBEBUILDER_ASSETS names. Programs that are there already are not built again.
 .PHONY: kube-assets
 kube-assets: ## build kube-apiserver, etcd and kubectl for the tests, once: 6 minutes, needs Go

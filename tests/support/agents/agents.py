@@ -21,7 +21,15 @@ from pe_agent.transport import agent_client
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.flight_errors import AgentRefusedError
-from streambroker_core.model import Buffer, OnCongestion, PeKey, Policy, PortKey, Start
+from streambroker_core.model import (
+    Buffer,
+    Durability,
+    OnCongestion,
+    PeKey,
+    Policy,
+    PortKey,
+    Start,
+)
 from streambroker_core.wire.broker import capability
 from streambroker_core.wire.broker.view import (
     ExportPort,
@@ -196,6 +204,7 @@ class Plumbing:
     start: Start = "earliest"
     filter: str | None = None
     max_bytes: int = 1 << 30
+    durability: Durability = "local"
     grace: float = 600.0
     allow_filter: bool = True
     ports: Sequence[str] = ("trades",)
@@ -226,6 +235,7 @@ def export_view(exporter: AgentProcess, importer_pe: str, plumbing: Plumbing) ->
             allow_filter=how.allow_filter,
             congestion_policy=how.policy,
             buffer=Buffer(max_bytes=how.max_bytes, grace_s=how.grace),
+            durability=how.durability,
             routes=(route,) if how.connected else (),
             revoked=how.revoked,
         )
@@ -285,10 +295,13 @@ def pair(
     *,
     exporting: Authority | None = None,
     importing: Authority | None = None,
+    environment: Mapping[str, str] | None = None,
     **how: Any,
 ) -> Iterator[Pair]:
     """Yield two running agents, connected as asked for; they are killed afterwards."""
-    exporter = AgentProcess(directory / "feed", "feed", port=free_port(), secured=exporting)
+    exporter = AgentProcess(
+        directory / "feed", "feed", port=free_port(), secured=exporting, environment=environment
+    )
     importer = AgentProcess(directory / "alerts", "alerts", secured=importing)
     both = Pair(exporter, importer, Plumbing(**how))
     exporter.prepare()

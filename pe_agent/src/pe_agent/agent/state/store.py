@@ -30,6 +30,9 @@ GROWING, SEALED, FORGOTTEN, REMOVED = range(4)
 """States of a stream (column ``sealed``). A removed stream has no log any more; it is forgotten
 once all readers have finished it."""
 
+_SECRETS = "('token', 'key', 'instance', 'port')"
+"""Values of this process and its job; they stay on this machine."""
+
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS streams (
@@ -169,10 +172,14 @@ class Store:
                 with self._lock:
                     self._db.backup(copy)
                 copy.execute("PRAGMA journal_mode=DELETE")
-                copy.execute("DELETE FROM meta WHERE name IN ('token', 'key', 'instance', 'port')")
+                copy.execute(f"DELETE FROM meta WHERE name IN {_SECRETS}")  # noqa: S608 - ours
                 copy.commit()
                 copy.execute("VACUUM")
             return path.read_bytes()
+
+    def secrets(self) -> dict[str, str]:
+        """Return the values that `snapshot` leaves out."""
+        return dict(self.query(f"SELECT name, value FROM meta WHERE name IN {_SECRETS}"))  # noqa: S608 - ours
 
     def write(self, sql: str, *args: Any) -> None:
         """Execute one statement; it survives the end of the process."""

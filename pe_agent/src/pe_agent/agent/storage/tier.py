@@ -87,11 +87,12 @@ class StorageTier:
     # -- at the start ------------------------------------------------------------------------
 
     def _restore_database(self, snapshot: Snapshot) -> None:
-        path = self._home / DATABASE
+        path, secrets = self._home / DATABASE, dict[str, str]()
         if path.exists():
             store = Store(path)
             owners = self._recorded_owners(store)
             has_streams = bool(store.query("SELECT 1 FROM streams LIMIT 1"))
+            secrets = store.secrets()
             store.close()
             if snapshot.owner in owners:
                 return
@@ -103,6 +104,10 @@ class StorageTier:
                 )
             self._move_aside()
         path.write_bytes(snapshot.database)
+        store = Store(path)
+        for name, value in secrets.items():
+            store.set(name, value)
+        store.close()
 
     def _recorded_owners(self, store: Store) -> list[int]:
         owners: list[int] = store.value(self._meta_key(), json.loads, [])
