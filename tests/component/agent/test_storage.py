@@ -88,18 +88,17 @@ def test_of_two_agents_the_one_that_was_suspended_publishes_nothing(
 def test_a_local_export_goes_on_while_the_server_is_away(tmp_path: Path) -> None:
     with s3_server(tmp_path / "s3") as environment:
         for agents in pair(tmp_path, environment=environment, durability="local"):
-            waiting = partial(behind, agents.exporter)
+            uploaded = partial(is_uploaded, agents.exporter)
             publisher = Publishing(agents.exporter)
             publisher.publish(0, rows(0, 3))
-            until(lambda waiting=waiting: not waiting(), 30, "uploaded")
+            until(uploaded, 30, "uploaded")
             server = int(environment["PID"])
             os.kill(server, signal.SIGSTOP)
             publisher.publish(1, rows(3, 3))
-            assert waiting()
+            assert not uploaded()
             os.kill(server, signal.SIGCONT)
-            until(lambda waiting=waiting: not waiting(), 90, "uploaded again")
+            until(uploaded, 90, "uploaded again")
 
 
-def behind(agent: AgentProcess) -> int:
-    found: int = agent.export_status()["storage"]["bytes"]
-    return found
+def is_uploaded(agent: AgentProcess) -> bool:
+    return not agent.export_status()["storage"]["bytes"]

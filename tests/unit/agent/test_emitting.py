@@ -21,6 +21,7 @@ from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.state.control_log import RequestDiffersError
 from pe_agent.agent.state.store import Store
 from pe_agent.log.errors import LogError
+from pe_agent.log.log import StreamLog
 from streambroker_core.control.runtime.control_rows import from_batch
 from streambroker_core.control.tuples import ControlLimitError
 from streambroker_core.errors import ManifestError
@@ -111,8 +112,10 @@ def test_numbers_go_on_over_restarts_and_forgotten_tuples(
     ("where", "name"),
     [
         (ControlSender, "emit_waiting"),
-        (ExportStream, "publish"),
+        (ExportStream, "append_epoch"),
+        (StreamLog, "sync"),
         (EpochWriter, "append"),
+        (EpochWriter, "add"),
         (ControlSender, "_record_epoch"),
         (ExportState, "sweep"),
     ],
@@ -151,7 +154,7 @@ def test_an_epoch_that_could_not_be_written_comes_with_the_next_try(
         raise LogError("full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ExportStream, "publish", full)
+        patched.setattr(ExportStream, "append_epoch", full)
         with pytest.raises(LogError):
             emit(made, "a")
     made.publish(1, rows(2, 2))
@@ -254,7 +257,7 @@ def test_a_kill_between_the_end_and_the_epoch_leaves_it_ended(
 ) -> None:
     made.publish(0, rows(0, 2))
     made.export.publisher.finish(query="q", run="r")
-    with killed_in(monkeypatch, ExportStream, "publish"):
+    with killed_in(monkeypatch, ExportStream, "append_epoch"):
         emit(made, "a")
     made.reopen()
     assert (made.export.state.ended(), all_given(made)) == (True, [(1, "a")])

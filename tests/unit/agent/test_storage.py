@@ -16,8 +16,11 @@ import pytest
 from pe_agent.agent.exports.export_state import StorageMissingError
 from pe_agent.agent.storage.tier import StorageForeignError
 from pe_agent.log.errors import Superseded
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import StreamLog
 from pe_agent.log.objects.bucket import Bucket, BucketUrlError, open_bucket
 from support.agents.exports import Bench, rows
+from support.agents.logs import frames_of
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -214,6 +217,23 @@ def test_a_directory_with_exports_of_its_own_is_not_replaced(
         own.open()
 
 
+def test_each_start_leaves_a_few_small_objects(machine: Machine, bucket: Bucket) -> None:
+    first = machine.start("1")
+    first.publish(0, rows(0, 10))
+    for _ in range(12):
+        machine.uploaded(first)
+        first.reopen()
+    machine.uploaded(first)
+    assert first.storage is not None
+    assert first.storage.owner == 13
+    assert len(bucket.list("owners")) == 8
+    sizes = {key: size for key, size in bucket.list("state").items() if size > 200}
+    assert {key.partition("/")[0] for key in sizes} == {"0000000013"}
+
+    second = machine.start("2")
+    assert read(second, second.stream) == list(range(10))
+
+
 def test_exports_that_were_on_the_disk_alone_are_uploaded(machine: Machine, tmp_path: Path) -> None:
     own = Bench(tmp_path / "own")
     own.open()
@@ -271,6 +291,10 @@ def test_a_stored_export_is_published_once_the_bucket_has_it(
     assert read(second, second.stream) == list(range(10))
 
 
+def manifest_frames(log: StreamLog) -> int:
+    return sum(kind == Kind.MANIFEST for _, kind, _ in frames_of(log))
+
+
 def test_an_export_answers_while_a_publish_waits_for_the_bucket(
     machine: Machine, gate: threading.Event
 ) -> None:
@@ -285,8 +309,8 @@ def test_an_export_answers_while_a_publish_waits_for_the_bucket(
     gate.clear()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(first.commit, 1, stage)
-        manifests = first.export.state.streams[first.stream].manifests
-        while len(manifests) < 2:
+        log = first.export.state.streams[first.stream].log
+        while manifest_frames(log) < 2:
             assert not waiting.done()
         try:
             assert first.export.status()["streams"][first.stream]["next"] == 1

@@ -174,10 +174,11 @@ class StreamLog:
             self._committer.request(self)
         return address
 
-    def sync(self, upto: Address | None = None) -> None:
-        """Wait until the frames up to `upto` (default: all) are safe on disk.
+    def sync(self, upto: Address | None = None, *, is_local: bool = False) -> None:
+        """Wait until the frames up to `upto` (default: all) are safe.
 
-        Concurrent callers share an fdatasync.
+        Concurrent callers share an fdatasync. The disk is enough if ``is_local``, or if the
+        uploader demands no more.
 
         Raises:
             LogFailed: the state on disk is unknown.
@@ -199,7 +200,7 @@ class StreamLog:
                 )
                 if state.synced < position:
                     state.check_usable()
-        if self.uploader is not None:
+        if self.uploader is not None and not is_local:
             self.uploader.wait(position)
 
     def flush(self) -> None:
@@ -234,7 +235,7 @@ class StreamLog:
                 self._extend_index(segment, entries)
             with state.changed:
                 del state.pending[: len(full)]
-        if full and self.uploader is not None:
+        if self.uploader is not None and (full or self.uploader.is_required):
             self.uploader.request()
 
     def _extend_index(self, segment: Segment, entries: index.Entries | None) -> None:

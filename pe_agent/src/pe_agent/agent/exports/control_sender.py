@@ -159,9 +159,9 @@ class ControlSender:
             manifest = self._build_manifest(stream, log, waiting)
             control = [(0, one) for _, one in waiting]
             address = self._epochs.append(stream, manifest, control)
-        stream.sync_epoch(address)
+        stream.log.sync(address)
         with self._state.lock:
-            self._epochs.add(stream, manifest, control)
+            self._epochs.add(stream, manifest, control, address)
             self._unrecorded_epochs.append((stream.id, manifest.epoch, waiting[-1][0]))
             self._has_waiting = False
             self._epochs.record_position(stream, manifest)

@@ -82,13 +82,18 @@ class EpochWriter:
     def append(
         self, stream: ExportStream, manifest: Manifest, control: Sequence[IndexedControl]
     ) -> Address:
-        """Append an epoch with its control tuples. The caller syncs it, then calls `add`."""
+        """Append an epoch with its control tuples. The caller syncs the log, then calls `add`."""
         return stream.append_epoch(manifest, encode(control) if control else b"")
 
     def add(
-        self, stream: ExportStream, manifest: Manifest, control: Sequence[IndexedControl]
+        self,
+        stream: ExportStream,
+        manifest: Manifest,
+        control: Sequence[IndexedControl],
+        address: Address,
     ) -> None:
         """Let readers plan an epoch that is durable."""
+        stream.add_epoch(manifest, address)
         self._ledger.publish(
             stream.id, to_ledger_epoch(manifest, stream.epoch_bytes(manifest.epoch))
         )

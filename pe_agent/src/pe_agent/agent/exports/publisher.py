@@ -259,10 +259,10 @@ class ExportPublisher:
                 epoch = manifest.epoch
         if epoch is not None:
             # Not under the lock: it may take as long as the object storage is away.
-            stream.sync_epoch(address)
+            stream.log.sync(address)
         with self._state.lock:
             if epoch is not None:
-                self._epochs.add(stream, manifest, request.control)
+                self._epochs.add(stream, manifest, request.control, address)
             # Before the store is written: if that fails, the batch is published nevertheless.
             gap = self._publisher.record_published(
                 batch=request.batch,

@@ -69,6 +69,19 @@ def take_over(bucket: Bucket, owner: int) -> Snapshot | None:
     return None
 
 
+def delete_earlier(bucket: Bucket, owner: int) -> None:
+    """Delete the snapshots of earlier owners, but not their seals; ``owner`` has its own by now.
+
+    Raises:
+        BucketError: the store is unavailable; call again, or leave them.
+    """
+    earlier = [key for key in sorted(bucket.list(STATE)) if int(key.partition("/")[0]) < owner]
+    seals = {key.partition("/")[0]: key for key in earlier}
+    bucket.delete(f"{STATE}/{key}" for key in earlier if key not in seals.values())
+    claimed = sorted(bucket.list("owners"))
+    bucket.delete(f"owners/{name}" for name in claimed[:-KEPT_SNAPSHOTS])
+
+
 def encode(database: bytes, streams: dict[str, Recorded]) -> tuple[dict[str, Any], bytes]:
     """Return head and body of a snapshot."""
     return {"format": FORMAT, "streams": streams}, zlib.compress(database, 1)

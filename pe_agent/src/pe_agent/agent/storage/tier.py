@@ -166,6 +166,7 @@ class StorageTier:
                 path.unlink()
             restore_files(folder, stored, directory)
             opened = open_(fetch)
+        stored.bodies.clear()
         uploader = LogUploader(
             folder,
             self.owner,
@@ -206,6 +207,7 @@ class StorageTier:
             number = self._snapshots.append(*ownership.encode(store.snapshot(), streams))
             if self._saved is None:
                 store.set(self._meta_key(), json.dumps([self.owner]))
+                ownership.delete_earlier(self._bucket, self.owner)
             self._saved = state
             obsolete = range(self._deleted_before, number - ownership.KEPT_SNAPSHOTS)
             self._snapshots.delete(obsolete)

@@ -201,6 +201,8 @@ class LogUploader:
     def _upload_all(self) -> None:
         if self._begun is None:
             self._before()
+        # Before the segments are listed: frames of these may have been moved into later ones.
+        dropped = list(self._dropped)
         first = self._folder.first_in_parts()
         since = self.uploaded[0] if first is None else min(first, self.uploaded[0])
         synced = self._source.synced_segments(since)
@@ -210,9 +212,9 @@ class LogUploader:
         for segment in synced:
             if segment.is_full and self._folder.is_in_parts(segment.number):
                 self._folder.merge(segment)
-        if self._dropped:
+        if dropped:
             self._before()
-        for number in list(self._dropped):
+        for number in dropped:
             self._folder.delete(number)
             with self._changed:
                 self._dropped.remove(number)

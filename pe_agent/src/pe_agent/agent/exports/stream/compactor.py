@@ -122,7 +122,8 @@ class Compactor:
                 fresh = replace(manifest, blocks=blocks)
                 control = self._blocks.read(self._index.addresses[epoch]) if fresh.control else b""
                 moved.append((fresh, self._blocks.append(Kind.MANIFEST, fresh.encode(), control)))
-        self._blocks.sync()
+        # The bucket deletes the old frames once it has these.
+        self._blocks.sync(is_local=True)
         for fresh, address in moved:
             self._index.add_epoch(fresh, address)
 

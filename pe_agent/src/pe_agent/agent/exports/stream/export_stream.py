@@ -188,22 +188,20 @@ class ExportStream:
 
     def publish(self, manifest: Manifest, control: bytes = b"") -> None:
         """Make an epoch durable and add it to the index, with its control tuples if any."""
-        self.sync_epoch(self.append_epoch(manifest, control))
+        address = self.append_epoch(manifest, control)
+        self.log.sync(address)
+        self.add_epoch(manifest, address)
 
     def append_epoch(self, manifest: Manifest, control: bytes = b"") -> Address:
-        """Add an epoch to log and index; it counts once `sync_epoch` has returned."""
+        """Append an epoch to the log, which keeps it and its blocks until `add_epoch`."""
         address = self.log.append(Kind.MANIFEST, manifest.encode(), control)
-        self._index.add_epoch(manifest, address)
+        self._index.pin_epoch(manifest, address)
         return address
 
-    def sync_epoch(self, address: Address) -> None:
-        """Wait until an epoch is as durable as its export demands. Not for the index's owner alone.
-
-        Raises:
-            LogFailed: it may be in the log, or not; the log takes no more epochs.
-            Superseded: another agent has taken over.
-        """
-        self.log.sync(address)
+    def add_epoch(self, manifest: Manifest, address: Address) -> None:
+        """Add an epoch to the index, once the log is synced up to its address."""
+        self._index.add_epoch(manifest, address)
+        self._index.unpin_epoch(manifest, address)
 
     # -- reading and removing ----------------------------------------------------------------
 
