@@ -19,6 +19,7 @@ from pe_agent.log.errors import Superseded
 from pe_agent.log.frames import Kind
 from pe_agent.log.log import StreamLog
 from pe_agent.log.objects.bucket import Bucket, BucketUrlError, open_bucket
+from streambroker_core.ledger.losses import DataLossError
 from support.agents.exports import Bench, rows
 from support.agents.logs import frames_of
 
@@ -362,3 +363,27 @@ def test_an_export_that_demands_storage_needs_some(tmp_path: Path) -> None:
     own.export.set_durability("local")
     own.publish(0, rows(0, 1))
     own.close()
+
+
+@pytest.mark.parametrize("position", [1, 2])
+def test_what_a_local_export_has_lost_is_an_error_for_readers(
+    machine: Machine, position: int
+) -> None:
+    first = machine.start("1")
+    first.route("wait")
+    first.publish(0, rows(0, 10))
+    first.plan()
+    machine.uploaded(first)
+    for uploader in first.storage.uploaders():  # type: ignore[union-attr]
+        uploader.close()
+    first.publish(1, rows(10, 10))
+    stream = first.stream
+    shutil.rmtree(first.directory)
+
+    second = machine.start("2")
+    second.route("wait")
+    assert read(second, stream) == list(range(10))
+    second.publish(2, rows(20, 10))
+    assert second.stream != stream
+    with pytest.raises(DataLossError, match=f"1 .*of stream {stream} are gone"):
+        second.plan({stream: position}, own_streams=frozenset([stream]), last=("q", position - 1))
