@@ -20,7 +20,7 @@ from pe_agent.log.frames import Kind
 from pe_agent.log.log import StreamLog
 from pe_agent.log.objects.bucket import Bucket, BucketUrlError, open_bucket
 from streambroker_core.ledger.losses import DataLossError
-from support.agents.exports import Bench, rows
+from support.agents.exports import Bench, Killed, rows
 from support.agents.logs import frames_of
 
 
@@ -200,6 +200,36 @@ def test_a_directory_that_another_agent_continued_is_moved_aside(machine: Machin
     copy = sqlite3.connect(first.directory / "superseded" / "state.sqlite")
     assert copy.execute("SELECT next FROM streams").fetchall() == [(2,)]
     copy.close()
+
+
+@pytest.mark.parametrize("step", ["rename", "write_bytes"])
+def test_a_start_that_was_killed_while_it_moved_files_is_repeated(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    first = machine.start("1")
+    first.publish(0, rows(0, 10))
+    machine.uploaded(first)
+    second = machine.start("2")
+    second.publish(1, rows(10, 10))
+    machine.uploaded(second)
+    first.publish(1, rows(90, 10))
+    first.close()
+
+    plain, calls = getattr(Path, step), list[Path]()
+
+    def killed(self: Path, *arguments: Any) -> Any:
+        if self.parent == first.directory:
+            calls.append(self)
+            if len(calls) == (2 if step == "rename" else 1):
+                raise Killed
+        return plain(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, step, killed)
+        with pytest.raises(Killed):
+            first.open()
+    first.open()
+    assert read(first, first.stream) == list(range(20))
 
 
 def test_a_directory_with_exports_of_its_own_is_not_replaced(

@@ -102,12 +102,14 @@ class StorageTier:
                     " has exports of another data directory. Start the agent with an empty"
                     " directory to continue those, or give it another storage URL."
                 )
-            self._move_aside()
-        path.write_bytes(snapshot.database)
-        store = Store(path)
+        self._move_aside()
+        fresh = self._home / f"{DATABASE}.new"
+        fresh.write_bytes(snapshot.database)
+        store = Store(fresh)
         for name, value in secrets.items():
             store.set(name, value)
-        store.close()
+        store.close()  # its write-ahead log is merged
+        fresh.rename(path)
 
     def _recorded_owners(self, store: Store) -> list[int]:
         owners: list[int] = store.value(self._meta_key(), json.loads, [])
@@ -117,14 +119,20 @@ class StorageTier:
         return f"storage/{self._bucket.url}"
 
     def _move_aside(self) -> None:
-        """Move what another agent has continued meanwhile; the copy before is replaced."""
+        """Move what another agent has continued meanwhile; the copy before is replaced.
+
+        The database goes last: while it is there, the next start moves the rest.
+        """
+        names = ("log", f"{DATABASE}-wal", f"{DATABASE}-shm", DATABASE)
+        found = [self._home / name for name in names if (self._home / name).exists()]
+        if not found:
+            return
         aside = self._home / "superseded"
         aside.mkdir(exist_ok=True)
-        for path in (*self._home.glob(f"{DATABASE}*"), self._home / "log"):
-            if path.exists():
-                target = aside / path.name
-                _remove(target)
-                path.rename(target)
+        for path in found:
+            target = aside / path.name
+            _remove(target)
+            path.rename(target)
         log.error(
             "another agent has continued the exports of %s; its files are in %s now",
             self._home,
