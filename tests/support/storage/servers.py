@@ -28,12 +28,15 @@ def is_built() -> bool:
 @contextlib.contextmanager
 def s3_server(directory: Path) -> Iterator[dict[str, str]]:
     """Run a server with the bucket ``rows``; yield what its clients need in their environment."""
-    (directory / "rows").mkdir(parents=True)
+    (directory / "root" / "rows").mkdir(parents=True)
+    (directory / "meta").mkdir()
     port = free_port()
     command = [str(PROGRAM), "--access", KEY, "--secret", KEY, "--port", f"127.0.0.1:{port}"]
     with (directory / "log").open("ab") as output:
         server = subprocess.Popen(
-            [*command, "posix", "--nometa", str(directory)], stdout=output, stderr=output
+            [*command, "posix", "--sidecar", str(directory / "meta"), str(directory / "root")],
+            stdout=output,
+            stderr=output,
         )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -18,7 +18,7 @@ from pe_agent.agent.storage.tier import StorageForeignError
 from pe_agent.log.errors import Superseded
 from pe_agent.log.frames import Kind
 from pe_agent.log.log import StreamLog
-from pe_agent.log.objects.bucket import Bucket, BucketUrlError, open_bucket
+from pe_agent.log.objects.bucket import Bucket, BucketUnfitError, BucketUrlError, open_bucket
 from streambroker_core.ledger.losses import DataLossError
 from support.agents.exports import Bench, Killed, rows
 from support.agents.logs import frames_of
@@ -277,6 +277,20 @@ def test_exports_that_were_on_the_disk_alone_are_uploaded(machine: Machine, tmp_
 
     second = machine.start("2")
     assert read(second, second.stream) == list(range(10))
+
+
+class Unconditional(Bucket):
+    """A bucket without conditional puts."""
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        self.put(key, data)
+        return True
+
+
+def test_a_store_without_conditional_puts_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+    own = Bench(tmp_path, bucket=Unconditional(bucket.url, bucket._store, bucket._prefix))
+    with pytest.raises(BucketUnfitError, match="the object store ignores `If-None-Match"):
+        own.open()
 
 
 @pytest.mark.parametrize("url", ["s3://", "/data", "ftp://bucket/x", "", "s3:bucket"])

@@ -14,7 +14,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from pe_agent.log.objects.bucket import Bucket
+from pe_agent.log.objects.bucket import Bucket, BucketUnfitError
 from pe_agent.log.objects.chain import LinkUnreadable, read_links, seal
 from pe_agent.log.objects.pieces import Recorded
 
@@ -43,14 +43,26 @@ def claim(bucket: Bucket) -> int:
     """Return a new owner number, greater than all before.
 
     Raises:
+        BucketUnfitError: the store has no conditional puts.
         BucketError: the store is unavailable.
     """
     content = json.dumps({"nonce": secrets.token_hex(16)}).encode()
     while True:
         numbers = [int(name) for name in bucket.list("owners") if name.isdigit()]
         number = max(numbers, default=0) + 1
-        if bucket.put_new(f"owners/{number:010d}", content):
+        key = f"owners/{number:010d}"
+        if bucket.put_new(key, content):
+            _check_conditional_put(bucket, key)
             return number
+
+
+def _check_conditional_put(bucket: Bucket, key: str) -> None:
+    """Try to write an object that exists."""
+    if bucket.put_new(key, secrets.token_bytes(16)):
+        raise BucketUnfitError(
+            f"{bucket.url}: the object store ignores `If-None-Match: *`, so two agents could"
+            " publish the same epoch. Use a store, or settings of it, with conditional puts."
+        )
 
 
 def take_over(bucket: Bucket, owner: int) -> Snapshot | None:

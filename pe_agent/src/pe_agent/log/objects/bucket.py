@@ -42,6 +42,12 @@ class BucketDeniedError(BucketError):
     code = "StorageDenied"
 
 
+class BucketUnfitError(StreambrokerError):
+    """The object store overwrites an object that a put demands to be absent."""
+
+    code = "StorageUnfit"
+
+
 class Bucket:
     """Immutable and mutable objects by key, relative to the prefix of the URL. Thread-safe.
 
@@ -70,8 +76,12 @@ class Bucket:
         """
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
+        def write(o: Any, at: str) -> None:
+            # An upload in several parts would take no condition.
+            o.put(self._store, at, data, mode="create", use_multipart=False)
+
         try:
-            self._call("PutObject", key, lambda o, at: o.put(self._store, at, data, mode="create"))
+            self._call("PutObject", key, write)
         except (AlreadyExistsError, PreconditionError):
             return self.get(key) == data
         return True
