@@ -218,7 +218,7 @@ def test_all_partitions_change_in_one_window_in_heavy_traffic(
 
     def change() -> None:
         for version in range(2, 5):
-            until(lambda: len(played.windows) >= 5 * (version - 1), 60.0, "windows go on")  # noqa: B023
+            until(lambda: len(played.windows) >= 5 * (version - 1), 240.0, "windows go on")  # noqa: B023
             word = "AC" if version % 2 else "ABC"
             played.rules.on_pattern_processors_updated([rule("r", word, version)])
 
@@ -230,7 +230,7 @@ def test_all_partitions_change_in_one_window_in_heavy_traffic(
         for part, letter in enumerate("AC" if window % 2 else "ABC"):
             given = rows(3 * window + part, *(f"{user} {letter}" for user in users))
             played.rows(given, wait=False)
-        until(lambda: len(played.windows) > seen, 60.0, "a window")  # noqa: B023
+        until(lambda: len(played.windows) > seen, 240.0, "a window")  # noqa: B023
         window += 1
     assert played.query is not None
     thread.join()
