@@ -18,7 +18,7 @@ from support.aligned.operators import Multiply
 from support.aligned.spark import collected, scripted
 from support.driver.aligned import script
 
-SECONDS = 120.0
+SECONDS = 600.0
 JAVA = "spark.driver.extraJavaOptions"
 
 
