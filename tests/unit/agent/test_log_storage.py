@@ -5,24 +5,29 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from obstore.exceptions import AlreadyExistsError
 
 from pe_agent.agent.storage import ownership
 from pe_agent.log.commit import Committer
 from pe_agent.log.errors import AddressGone, LogError, Superseded
 from pe_agent.log.frames import Address, Kind
 from pe_agent.log.log import StreamLog
+from pe_agent.log.objects import stream_folder
 from pe_agent.log.objects.bucket import Bucket, BucketError, open_bucket
-from pe_agent.log.objects.chain import Chain
+from pe_agent.log.objects.chain import Chain, seal
 from pe_agent.log.objects.restore import StoredLog, fetcher, read_stored_log, restore_files
 from pe_agent.log.objects.uploader import LogUploader
 from support.agents.logs import body
 
 SEGMENT_BYTES = 700
+PART_BYTES = 150
+"""Less than many frames, so that parts end inside of them."""
 
 
 class FaultyBucket(Bucket):
@@ -83,7 +88,7 @@ class OneAgent:
             fetch=fetcher(self.folder, stored, directory),
         )
         last = self.log.segments()[-1]
-        assert (last.number, last.end) >= stored.uploaded
+        stored.cut((last.number, last.end))
         self.recovered = {
             address: bytes(self.log.read(address))
             for address, _, _ in self.log.recovered_frames(set(Kind))
@@ -125,6 +130,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.before, stream_folder.PART_BYTES = stream_folder.PART_BYTES, PART_BYTES
         self.bucket = open_bucket("memory://")
         self.place = Path(tempfile.mkdtemp())
         self.committer = Committer(threads=1)
@@ -200,6 +206,7 @@ class StorageMachine(RuleBasedStateMachine):
             agent.log.close()
         self.committer.close()
         shutil.rmtree(self.place)
+        stream_folder.PART_BYTES = self.before
 
 
 TestStorage = StorageMachine.TestCase
@@ -286,3 +293,47 @@ def test_a_segment_that_is_missing_in_the_bucket_is_named(tmp_path: Path) -> Non
     second.log.close()
     first.log.close()
     committer.close()
+
+
+def test_a_seal_is_behind_what_the_owner_wrote_while_it_was_put() -> None:
+    bucket = open_bucket("memory://")
+    owner = Chain(bucket, "parts", 1)
+    for _ in range(3):
+        owner.append({})
+
+    class Busy(Bucket):
+        """Lets the owner write, and delete all but its last link, before the first put."""
+
+        is_busy = True
+
+        def put_new(self, key: str, data: bytes) -> bool:
+            if self.is_busy:
+                self.is_busy = False
+                for _ in range(3):
+                    owner.append({})
+                owner.delete(range(5))
+            return super().put_new(key, data)
+
+    numbers = seal(Busy(bucket.url, bucket._store, bucket._prefix), "parts", 1, by=2)
+    assert numbers[-1] == 5
+    with pytest.raises(Superseded):
+        owner.append({})
+
+
+def test_a_conflict_with_a_put_under_way_is_no_takeover() -> None:
+    bucket = open_bucket("memory://")
+
+    class Conflicting(Bucket):
+        """Reports a conflict twice, as S3 does while another put of the key is under way."""
+
+        conflicts = 2
+
+        def _call(self, permission: str, key: str, operation: Any) -> Any:
+            if permission == "PutObject" and self.conflicts:
+                self.conflicts -= 1
+                raise AlreadyExistsError("409")
+            return super()._call(permission, key, operation)
+
+    chain = Chain(Conflicting(bucket.url, bucket._store, bucket._prefix), "parts", 1)
+    assert chain.append({}, b"x") == 0
+    assert bucket.list("parts/0000000001")

@@ -431,3 +431,66 @@ def test_what_a_local_export_has_lost_is_an_error_for_readers(
     assert second.stream != stream
     with pytest.raises(DataLossError, match=f"1 .*of stream {stream} are gone"):
         second.plan({stream: position}, own_streams=frozenset([stream]), last=("q", position - 1))
+
+
+def test_no_other_query_publishes_while_an_epoch_waits_for_the_bucket(
+    machine: Machine, gate: threading.Event
+) -> None:
+    machine.bucket = Slow(machine.bucket, gate)
+    first = machine.start("1")
+    first.export.set_durability("stored")
+    first.publish(0, rows(0, 10))
+    first.admit(1)
+    stage = first.stage(1, rows(10, 10))
+    log = first.export.state.streams[first.stream].log
+    gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(first.commit, 1, stage)
+        try:
+            while manifest_frames(log) < 2:
+                assert not waiting.done()
+            first.export.publisher.end_publisher_lease("q")
+            assert "occupied" in first.admit(0, query="other", run="other-run")
+        finally:
+            gate.set()
+        assert waiting.result(60)["epoch"] == 1
+    assert first.publish(0, rows(50, 10), query="other", run="other-run")["published"]
+
+
+def test_moved_frames_are_in_the_bucket_before_their_old_segment_goes(machine: Machine) -> None:
+    first = machine.start("1", segment_bytes=2000)
+    first.route("wait")
+    for batch in range(12):
+        first.publish(batch, rows(10 * batch, 10, size=50))
+    machine.uploaded(first)
+    stream = first.export.state.streams[first.stream]
+    for epoch in (1, 2, 4, 5, 7, 8, 10):
+        stream._index.remove_epoch(epoch)
+    kept = read(first, first.stream)
+    before = {one.number for one in stream.log.segments()}
+    stream.compactor.run()
+    assert machine.bucket.list(f"streams/{first.stream}/segments")
+    assert len(before) > 3
+    second = machine.start("2", segment_bytes=2000)
+    assert set(kept) <= set(read(second, first.stream))
+
+
+def test_a_segment_that_was_uploaded_in_part_and_dropped_does_not_come_back(
+    machine: Machine,
+) -> None:
+    first = machine.start("1", segment_bytes=2000)
+    first.route("wait")
+    first.publish(0, rows(0, 10, size=50))
+    machine.uploaded(first)
+    for uploader in first.storage.uploaders():  # type: ignore[union-attr]
+        uploader.close()
+    for batch in range(1, 12):
+        first.publish(batch, rows(10 * batch, 10, size=50))
+    first.plan()
+    first.plan({first.stream: 11})
+    first.limit(max_bytes=1)
+    first.export.tick()
+    first.close()
+
+    first.open()
+    assert read(first, first.stream)[-10:] == list(range(110, 120))

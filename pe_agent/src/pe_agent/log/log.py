@@ -53,6 +53,7 @@ class Uploader(Protocol):
     """Brings a log's frames to object storage; callers of `wait` wait if that ``is_required``."""
 
     is_required: bool
+    uploaded: tuple[int, int]
 
     def wait(self, position: tuple[int, int]) -> None:
         """Return once frames up to (segment, offset) are as durable as the export demands."""
@@ -304,6 +305,10 @@ class StreamLog:
     def synced_segments(self, since: int) -> list[SyncedSegment]:
         """Return the segments from number ``since`` on, oldest first, as far as they are safe."""
         return self._state.synced_segments(since)
+
+    def is_on_disk(self, number: int) -> bool:
+        """Return whether a segment is not in object storage only."""
+        return segments.segment_path(self.directory, number).exists()
 
     def segments(self) -> list[SegmentInfo]:
         """Return the segments, oldest first; the last is active."""

@@ -7,6 +7,7 @@ manifest has.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections import Counter
@@ -87,6 +88,7 @@ class ControlSender:
                     )
                 seq = known[0][0] if known else self._store_tuple(request, control_request, text)
             self.emit_waiting()
+            self._state.sync_stored()
             with self._state.lock:
                 self._state.sweep()
         self._state.notify()
@@ -159,8 +161,11 @@ class ControlSender:
             manifest = self._build_manifest(stream, log, waiting)
             control = [(0, one) for _, one in waiting]
             address = self._epochs.append(stream, manifest, control)
-        stream.log.sync(address)
-        with self._state.lock:
+            flight = contextlib.ExitStack()
+            flight.enter_context(self._state.epoch_in_flight())
+        with flight:
+            stream.log.sync(address)
+            flight.enter_context(self._state.lock)
             self._epochs.add(stream, manifest, control, address)
             self._unrecorded_epochs.append((stream.id, manifest.epoch, waiting[-1][0]))
             self._has_waiting = False

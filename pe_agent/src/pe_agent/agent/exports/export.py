@@ -107,6 +107,7 @@ class AgentExport:
                     ledger.streams[name].restore_sum(number, rows_before)
         ledger.readers[id_] = reader
         self.state.deliveries.restore(id_, delivery)
+        self.plans.note_stored(id_)
 
     def _restore_stream(self, opened: ExportStream, sealed: bool, next_: int, total: int) -> None:
         stream = Stream(opened.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -65,6 +66,8 @@ class ExportState:
         self.key = key
         self.storage = storage
         self.durability: Durability = "local"
+        self.in_flight: tuple[str | None, str | None] | None = None
+        """Query and run of the publisher while an epoch is synced; no other is admitted."""
         self.store = store
         self.notify = notify
         self.clock = clock
@@ -187,10 +190,26 @@ class ExportState:
                 " durability to `local`."
             )
 
+    @contextlib.contextmanager
+    def epoch_in_flight(self) -> Iterator[None]:
+        """Keep the publisher while an appended epoch is synced; entered with ``lock`` held."""
+        self.in_flight = self.publisher.query, self.publisher.run
+        try:
+            yield
+        finally:
+            self.in_flight = None
+
     def save_stored(self) -> None:
         """Under ``stored``, wait until the bucket has the state; callers do not hold ``lock``."""
         if self.durability == "stored" and self.storage is not None:
             self.storage.save()
+
+    def sync_stored(self) -> None:
+        """Under ``stored``, wait until the bucket has log and state; called without ``lock``."""
+        newest = self.newest
+        if self.durability == "stored" and newest is not None:
+            newest.log.sync()
+        self.save_stored()
 
     def close(self) -> None:
         """Close the logs."""

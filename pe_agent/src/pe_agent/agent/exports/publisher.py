@@ -118,6 +118,10 @@ class ExportPublisher:
         self._state.check_storage()
         with self._state.lock:
             now, before = self._state.clock(), self._publisher.run
+            flight = self._state.in_flight
+            if flight is not None and flight != (query, run):
+                renewals = self._publisher.renewals
+                return {"occupied": {"holder": flight[0], "renewed": renewals, "seconds": 1.0}}
             verdict = self._publisher.admit(
                 query=query, run=run, batch=batch, schema=ddl, now=now, renewed=renewed
             )
@@ -249,18 +253,24 @@ class ExportPublisher:
 
     def _publish(self, request: CommitRequest, sealed: Mapping[str, SealedStage]) -> dict[str, Any]:
         epoch: int | None = None
-        with self._state.lock:
-            if not request.is_new(self._publisher, self._state.clock()):
-                self._discard_republished(request)
+        with contextlib.ExitStack() as flight:
+            with self._state.lock:
+                is_new = request.is_new(self._publisher, self._state.clock())
+                if not is_new:
+                    self._discard_republished(request)
+                elif request.rows or request.control:
+                    manifest, stream = self._build_manifest(request, sealed)
+                    address = self._epochs.append(stream, manifest, request.control)
+                    epoch = manifest.epoch
+                    flight.enter_context(self._state.epoch_in_flight())
+            if not is_new:
+                # An agent that was killed may have recovered the batch from its disk alone.
+                self._state.sync_stored()
                 return {"published": False, "epoch": None, "stream": None}
-            if request.rows or request.control:
-                manifest, stream = self._build_manifest(request, sealed)
-                address = self._epochs.append(stream, manifest, request.control)
-                epoch = manifest.epoch
-        if epoch is not None:
-            # Not under the lock: it may take as long as the object storage is away.
-            stream.log.sync(address)
-        with self._state.lock:
+            if epoch is not None:
+                # Not under the lock: it may take as long as the object storage is away.
+                stream.log.sync(address)
+            flight.enter_context(self._state.lock)
             if epoch is not None:
                 self._epochs.add(stream, manifest, request.control, address)
             # Before the store is written: if that fails, the batch is published nevertheless.

@@ -103,6 +103,10 @@ class ReaderPlans:
             self._state.notify()
         return plan
 
+    def note_stored(self, reader: str) -> None:
+        """Record that the state that was recovered has a reader."""
+        self._stored_readers.add(reader)
+
     def schema_mismatches(
         self, filter_: str | None, columns: list[str] | None, schema: str | None
     ) -> dict[str, str]:

@@ -71,6 +71,8 @@ class StorageTier:
         self._home = home
         self._committer = Committer(threads=UPLOAD_THREADS)
         self._uploaders: dict[str, LogUploader] = {}
+        self._removed: list[LogUploader] = []
+        """Uploads of streams whose objects are still to be deleted."""
         self._saving = threading.Lock()
         self._saved: tuple[int, dict[str, Recorded]] | None = None
         """Changes of the database and streams in the last snapshot."""
@@ -174,6 +176,9 @@ class StorageTier:
                 path.unlink()
             restore_files(folder, stored, directory)
             opened = open_(fetch)
+            last = opened.segments()[-1]
+            # A part may end inside a frame, which recovery cuts.
+            stored.cut((last.number, last.end))
         stored.bodies.clear()
         uploader = LogUploader(
             folder,
@@ -226,6 +231,8 @@ class StorageTier:
         try:
             self.save()
         except (BucketError, Superseded) as error:
+            for uploader in self.uploaders() if isinstance(error, Superseded) else ():
+                uploader.request()  # each finds its own chain sealed, and fails its log
             if self.error is None:
                 log.warning("the state of the exports is not uploaded: %s", error)
             self.error = str(error)
@@ -246,6 +253,9 @@ class StorageTier:
                 status = uploader.status()
                 if status.bytes or status.error:
                     uploader.request()
+            self._removed = [one for one in self._removed if not one.is_closed]
+            for uploader in self._removed:
+                uploader.request()
         if now >= self._next_snapshot:
             self._next_snapshot = now + SNAPSHOT_SECONDS
             self._committer.request(self)
@@ -258,6 +268,7 @@ class StorageTier:
         """Delete a stream whose log was removed."""
         uploader = self._uploaders.pop(id_, None)
         if uploader is not None:
+            self._removed.append(uploader)
             uploader.remove()
 
     def status(self) -> dict[str, Any]:
@@ -266,6 +277,7 @@ class StorageTier:
 
     def close(self) -> None:
         """Upload what is left, then stop."""
+        self._bucket.end_retries()
         for uploader in self._uploaders.values():
             self._request(uploader)
         if self._store is not None:

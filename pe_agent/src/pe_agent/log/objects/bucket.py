@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import random
-import time
+import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from pe_agent.log.errors import LogError
 from streambroker_core.errors import StreambrokerError
 
 T = TypeVar("T")
@@ -22,6 +23,8 @@ ATTEMPTS = 8
 """Calls of an operation until its error counts; the pauses between them grow to `MAX_PAUSE`."""
 MAX_PAUSE = 2.0
 _TIMEOUT = timedelta(seconds=30)
+_DELETES = 1_000
+"""Objects deleted by one call."""
 
 
 class BucketUrlError(StreambrokerError):
@@ -30,7 +33,7 @@ class BucketUrlError(StreambrokerError):
     code = "StorageUrlInvalid"
 
 
-class BucketError(StreambrokerError):
+class BucketError(LogError):
     """A call of the object store failed, also after retries."""
 
     code = "StorageUnavailable"
@@ -60,10 +63,17 @@ class Bucket:
         self.url = url
         self._store = store
         self._prefix = prefix
+        self._closing = threading.Event()
 
     def folder(self, name: str) -> Bucket:
         """Return the same bucket with a longer prefix."""
-        return Bucket(f"{self.url}/{name}", self._store, f"{self._prefix}{name}/")
+        inner = Bucket(f"{self.url}/{name}", self._store, f"{self._prefix}{name}/")
+        inner._closing = self._closing
+        return inner
+
+    def end_retries(self) -> None:
+        """Let calls fail at their first error from now on, also in folders made before."""
+        self._closing.set()
 
     def put_new(self, key: str, data: bytes) -> bool:
         """Write an object if there is none; return whether it now has this content.
@@ -80,11 +90,18 @@ class Bucket:
             # An upload in several parts would take no condition.
             o.put(self._store, at, data, mode="create", use_multipart=False)
 
-        try:
-            self._call("PutObject", key, write)
-        except (AlreadyExistsError, PreconditionError):
-            return self.get(key) == data
-        return True
+        for _ in range(ATTEMPTS):
+            try:
+                self._call("PutObject", key, write)
+            except (AlreadyExistsError, PreconditionError):
+                found = self.get(key)
+                if found is not None:
+                    return found == data
+                # A conflict with another put that is under way: nothing was written.
+                self._closing.wait(0.1)
+            else:
+                return True
+        raise BucketError(f"{self.url}: PutObject of {key} conflicts with another put, repeatedly.")
 
     def put(self, key: str, data: bytes) -> None:
         """Write or replace an object.
@@ -128,13 +145,20 @@ class Bucket:
         Raises:
             BucketError: the store is unavailable; some objects may be deleted.
         """
-        for key in keys:
+        due = list(keys)
+        for first in range(0, len(due), _DELETES):
+            some = due[first : first + _DELETES]
 
-            def remove(o: Any, at: str) -> None:
-                with contextlib.suppress(FileNotFoundError):
-                    o.delete(self._store, at)
+            def remove(o: Any, _: str, some: list[str] = some) -> None:
+                paths = [f"{self._prefix}{key}" for key in some]
+                try:
+                    o.delete(self._store, paths)
+                except FileNotFoundError:  # a file system reports each one that is missing
+                    for path in paths:
+                        with contextlib.suppress(FileNotFoundError):
+                            o.delete(self._store, path)
 
-            self._call("DeleteObject", key, remove)
+            self._call("DeleteObject", some[0], remove)
 
     def _call(self, permission: str, key: str, operation: Callable[[Any, str], T]) -> T:
         import obstore
@@ -147,8 +171,9 @@ class Bucket:
 
         failure: Exception | None = None
         for attempt in range(ATTEMPTS):
-            if attempt:
-                time.sleep(min(MAX_PAUSE, 0.05 * 2**attempt) * random.uniform(0.5, 1))  # noqa: S311
+            pause = min(MAX_PAUSE, 0.05 * 2**attempt) * random.uniform(0.5, 1)  # noqa: S311
+            if attempt and self._closing.wait(pause):
+                break
             try:
                 return operation(obstore, f"{self._prefix}{key}")
             except (AlreadyExistsError, PreconditionError):

@@ -103,19 +103,29 @@ def seal(bucket: Bucket, chain: str, owner: int, *, by: int) -> list[int]:
         Superseded: an owner later than ``by`` sealed the chain.
         BucketError: the store is unavailable.
     """
-    numbers = sorted(int(key) for key in bucket.list(f"{chain}/{owner:010d}") if key.isdigit())
+    numbers = _numbers(bucket, chain, owner)
     mark = _encode({"seal": by, "nonce": secrets.token_hex(8)}, b"")
     number = numbers[-1] + 1 if numbers else 0
     if numbers and (sealed_by := _sealed_by(bucket, chain, owner, numbers[-1])) is not None:
         _check_order(bucket, chain, sealed_by, by)
         return numbers[:-1]
-    while not bucket.put_new(link_key(chain, owner, number), mark):
-        if (sealed_by := _sealed_by(bucket, chain, owner, number)) is not None:
-            _check_order(bucket, chain, sealed_by, by)
+    while True:
+        while not bucket.put_new(link_key(chain, owner, number), mark):
+            if (sealed_by := _sealed_by(bucket, chain, owner, number)) is not None:
+                _check_order(bucket, chain, sealed_by, by)
+                return numbers
+            numbers.append(number)
+            number += 1
+        # The owner may have deleted this number meanwhile, but never its last one.
+        later = [one for one in _numbers(bucket, chain, owner) if one > number]
+        if not later:
             return numbers
-        numbers.append(number)
-        number += 1
-    return numbers
+        numbers += later
+        number = later[-1] + 1
+
+
+def _numbers(bucket: Bucket, chain: str, owner: int) -> list[int]:
+    return sorted(int(key) for key in bucket.list(f"{chain}/{owner:010d}") if key.isdigit())
 
 
 def read_links(bucket: Bucket, chain: str, owner: int, numbers: list[int]) -> Iterator[Link]:

@@ -43,6 +43,11 @@ def index_key(number: int, owner: int) -> str:
     return f"segments/{number:010d}-{owner:010d}.index"
 
 
+def index_of(key: str) -> str:
+    """Return the key of the index of a whole segment's key."""
+    return f"{key.removesuffix('.segment')}.index"
+
+
 def parse_segment_key(name: str) -> tuple[int, int] | None:
     """Return number and owner of a segment's key without its folder, None for other keys."""
     stem, _, suffix = name.partition(".")

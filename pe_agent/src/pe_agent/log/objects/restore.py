@@ -51,6 +51,15 @@ class StoredLog:
         """Segment and offset behind the last byte; (0, 0) without any."""
         return end_of(self.pieces)
 
+    def cut(self, position: tuple[int, int]) -> None:
+        """Leave out what is behind a position."""
+        number, end = position
+        kept = {n: of for n, of in self.pieces.items() if n <= number}
+        if number in kept:
+            pieces = [one._replace(end=min(one.end, end)) for one in kept[number]]
+            kept[number] = [one for one in pieces if one.start < one.end]
+        self.pieces = {n: of for n, of in kept.items() if of}
+
     def inherited(self) -> list[Piece]:
         """Return all pieces."""
         return [piece for pieces in self.pieces.values() for piece in pieces]
@@ -99,10 +108,13 @@ def restore_files(bucket: Bucket, stored: StoredLog, directory: Path) -> None:
         OSError: the disk is full or fails.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    local = [int(path.stem) for path in segments.list_paths(directory)]
+    # What is only in part in the bucket, and older than what the disk has, was removed here.
     due = {
         number: pieces
         for number, pieces in stored.pieces.items()
         if _size(segments.segment_path(directory, number)) < pieces[-1].end
+        and (pieces[0].is_whole or number in local or number >= max(local, default=0))
     }
     last = max(stored.pieces, default=0)
 
@@ -166,7 +178,7 @@ def _read(bucket: Bucket, stored: StoredLog, number: int) -> bytes | None:
         if body is None:
             log.error("%s: %s is missing, frames behind it are lost", bucket.url, piece.key)
             break
-        bodies.append(body)
+        bodies.append(body[: piece.end - piece.start])
     return b"".join([segments.new_header(number, first.sequence), *bodies])
 
 

@@ -11,7 +11,7 @@ from pe_agent.log import index, segments
 from pe_agent.log.log_writer import SyncedSegment
 from pe_agent.log.objects.bucket import Bucket
 from pe_agent.log.objects.chain import Chain
-from pe_agent.log.objects.pieces import Piece, index_key, segment_key
+from pe_agent.log.objects.pieces import Piece, index_key, index_of, segment_key
 
 PART_BYTES = 8 << 20
 """Most bytes of one part. A frame may lie in several."""
@@ -87,8 +87,12 @@ class StreamFolder:
 
     def merge(self, segment: SyncedSegment) -> None:
         """Write a full segment in place of its parts; raises as `put_parts` does."""
-        with contextlib.suppress(FileNotFoundError):
+        try:
             self._put_segment(segment)
+        except FileNotFoundError:
+            return  # dropped meanwhile; `delete` follows
+        # Before the parts go: only this shows that no later owner has inherited them.
+        self._obsolete.append(self._chain.append({"whole": segment.number}))
         self._delete_parts(segment.number)
 
     def _put_segment(self, segment: SyncedSegment) -> None:
@@ -109,7 +113,9 @@ class StreamFolder:
     def _delete_parts(self, number: int) -> None:
         """Delete what is inherited of a segment; own parts become obsolete."""
         old = [one for one in self.inherited() if one.segment == number]
-        self._bucket.delete(one.key for one in old)
+        keys = [one.key for one in old]
+        keys += [index_of(one.key) for one in old if one.is_whole]
+        self._bucket.delete(keys)
         with self._lock:
             self._inherited = [one for one in self._inherited if one.segment != number]
         self._obsolete += self._parts.pop(number, ())

@@ -109,9 +109,14 @@ class LogUploader:
             return
         with self._changed:
             self._changed.wait_for(
-                lambda: self.uploaded >= position or self.superseded or self._closed
+                lambda: (
+                    self.uploaded >= position
+                    or not self.is_required
+                    or self.superseded
+                    or self._closed
+                )
             )
-            if self.uploaded >= position:
+            if self.uploaded >= position or not self.is_required:
                 return
         if self.superseded:
             raise Superseded(self.error or "")
@@ -149,6 +154,11 @@ class LogUploader:
             since = self._behind_since
         seconds = 0.0 if since is None else time.monotonic() - since
         return UploadStatus(waiting, seconds, self.error, self.superseded)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more is uploaded or deleted."""
+        return self._closed
 
     def close(self) -> None:
         """Release waiting callers; nothing more is uploaded."""
@@ -223,7 +233,8 @@ class LogUploader:
     def _upload(self, segment: SyncedSegment) -> None:
         begun, (number, offset) = self._begun, self.uploaded
         start = offset if number == segment.number else segments.HEADER_BYTES
-        if segment.number > number and (begun is None or not begun.is_full):
+        is_done = begun is not None and begun.is_full and (begun.number, begun.end) <= self.uploaded
+        if segment.number > number and not is_done:
             self._before()  # the segment before may be dropped, with only a part uploaded
         self._begun = segment
         try:

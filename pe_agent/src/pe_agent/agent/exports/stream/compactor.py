@@ -37,6 +37,8 @@ class Compactor:
         self._segment_bytes = segment_bytes
         self._unmovable: dict[int, int] = {}
         """Damaged segments that cannot be moved, with the epoch of the damaged block."""
+        self._moved: dict[int, tuple[int, int]] = {}
+        """Rewritten segments, with the end of the log then: they stay until the bucket has it."""
 
     def forget_epochs(self, epochs: Collection[int]) -> None:
         """Try damaged segments again whose damaged epoch is removed."""
@@ -66,18 +68,28 @@ class Compactor:
         """Remove segments without needed frames; return the first segment of open stages."""
         index = self._index
         with index.lock:
-            due = not all(index.is_needed(one.number) for one in self._blocks.segments()[:-1])
+            due = not all(self._is_kept(one.number) for one in self._blocks.segments()[:-1])
         if due:
             self.before_drop()
         with index.lock:
-            self._blocks.drop(index.is_needed)
+            self._blocks.drop(self._is_kept)
             return index.first_open_segment()
+
+    def _is_kept(self, segment: int) -> bool:
+        uploader, end = self._blocks.uploader, self._moved.get(segment)
+        if end is not None and (uploader is None or uploader.uploaded >= end):
+            del self._moved[segment]
+            end = None
+        return end is not None or self._index.is_needed(segment)
 
     def _choose_victim(self, floor: int | None) -> int | None:
         garbage = {
             one.number: one.bytes - self._index.needed_bytes(one.number)
             for one in self._blocks.segments()[:-1]
-            if (floor is None or one.number < floor) and one.number not in self._unmovable
+            if (floor is None or one.number < floor)
+            and one.number not in self._unmovable
+            and one.number not in self._moved
+            and self._blocks.is_on_disk(one.number)
         }
         if sum(garbage.values()) <= self._segment_bytes:
             return None
@@ -126,6 +138,9 @@ class Compactor:
         self._blocks.sync(is_local=True)
         for fresh, address in moved:
             self._index.add_epoch(fresh, address)
+        if self._blocks.uploader is not None:
+            last = self._blocks.segments()[-1]
+            self._moved[segment] = last.number, last.end
 
     def _rewrite_block(self, block: Block) -> Block:
         meta = json.dumps({"s": "moved", "n": block.rows}).encode()
