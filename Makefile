@@ -156,4 +156,4 @@ lock: ## write the lock files anew (needs uv)
 
 .PHONY: clean
 clean: ## remove the environments, the built programs and caches
-	rm -rf .venv .venv-spark42 .kube .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-spark42 .kube .storage .mypy_cache .ruff_cache .pytest_cache .hypothesis
