@@ -108,7 +108,7 @@ EXPORTING: dict[str, Step] = {
     "all tasks ended, before the commit": _before(f"{SINK}.commit", 2, FEED_DRIVER),
     "before publish": _before(f"{PUBLISHER}.publish", 2, FEED_AGENT),
     "manifest written, before it is on the disk": _frame(MANIFEST, 2),
-    "epoch on the disk, before the store": _after(f"{STREAMS}.publish", 2, FEED_AGENT),
+    "epoch on the disk, before the store": _after(f"{STREAMS}.add_epoch", 2, FEED_AGENT),
     "epoch in the ledger, before the publisher's batch": _after(f"{LEDGER}.publish", 2, FEED_AGENT),
     "published, before the stages are swept": Step(
         f"{EPOCHS}.sweep_stages", False, 1, FEED_AGENT, lambda args: _last_batch(args[0]) > 0
