@@ -210,7 +210,7 @@ class StorageMachine(RuleBasedStateMachine):
 
 
 TestStorage = StorageMachine.TestCase
-TestStorage.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStorage.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 def test_frames_in_storage_only_are_fetched_when_they_are_read(tmp_path: Path) -> None:
