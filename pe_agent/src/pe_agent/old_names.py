@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pe_agent.job.arguments import ArgumentError
 from pe_agent.job.settings import AgentOptions, AgentTls, BrokerAuth
-from pe_agent.pe import PE, start_with_shards
-from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, PeKey
+from pe_agent.pe import PE
+from pe_agent.pe import start as start_pe
+from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,12 +41,15 @@ def start(
     insecure: bool | None = None,
     owner: Mapping[str, str] | None = None,
 ) -> PE:
-    """Deprecated: use ``streambroker.start``."""
+    """Deprecated: use ``streambroker.start``.
+
+    Raises:
+        ArgumentError: ``agents`` is not 1.
+    """
     if agents != 1:
-        warnings.warn(
-            "agents= of pe_agent.start is removed with the next minor release and has no successor",
-            DeprecationWarning,
-            stacklevel=2,
+        raise ArgumentError(
+            f"agents={agents!r}: the exports of a job have one agent. Let its tasks write to a"
+            " bucket: streambroker.start(…, storage=…) and publish(…, durability='stored')."
         )
     certificates = AgentTls(
         certificate=agent_certificate,
@@ -54,15 +58,17 @@ def start(
         clients=agent_clients,
         insecure=insecure,
     )
-    return start_with_shards(
+    return start_pe(
         spark,
-        PeKey.parse(f"{namespace}/{job}/{pe}"),
+        job=job,
         broker=broker,
-        application={"name": application or job, "scope": scope},
+        application=application,
+        scope=scope,
+        namespace=namespace,
+        pe=pe,
         data_dir=data_dir,
         linger=linger,
         auth=BrokerAuth(token=token, token_file=token_file, ca=broker_ca),
         agent=AgentOptions(host=host, port=port, hint_port=hint_port, tls=certificates),
         owner=owner,
-        agents=agents,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from pe_agent.functions import old_methods
 from pe_agent.job import owner_reference as owners
 from pe_agent.job import publish as publishing
 from pe_agent.job.agent.agent_process import AgentProcess, default_home
-from pe_agent.job.agent.shard_agents import ShardAgentProcesses, parse_agents
 from pe_agent.job.arguments import ArgumentError, seconds
 from pe_agent.job.context import JobContext
 from pe_agent.job.ports import ExportPort, ImportPort, PortsByName, is_known
@@ -94,58 +93,10 @@ def start(
         AgentFailedError: the agent did not start, for instance because the port or the data
             directory is in use.
     """
-    return start_with_shards(
-        spark,
-        PeKey.parse(f"{namespace}/{job}/{pe}"),
-        broker=broker,
-        application={"name": application or job, "scope": scope},
-        data_dir=data_dir,
-        linger=linger,
-        auth=auth or BrokerAuth(),
-        agent=agent or AgentOptions(),
-        owner=owner,
-        agents=1,
-        storage=storage,
-    )
-
-
-def start_with_shards(
-    spark: SparkSession,
-    key: PeKey,
-    *,
-    broker: str | None,
-    application: dict[str, str],
-    data_dir: str | Path | None,
-    linger: Duration,
-    auth: BrokerAuth,
-    agent: AgentOptions,
-    owner: Mapping[str, str] | None,
-    agents: int | Sequence[tuple[str, str]],
-    storage: str | None = None,
-) -> PE:
-    """Start a PE whose exports are shared by several ``agents``; see ``start`` for the others.
-
-    Args:
-        spark: the job's session.
-        key: key of the PE.
-        broker: URL of the broker, if any.
-        application: name and scope by which other jobs import.
-        data_dir: directory of the first agent. Further agents use ``<data_dir>/pe-<pe>``, or their
-            own default.
-        linger: how long the agents keep serving after the driver has ended.
-        auth: token and trust for the broker.
-        agent: address and TLS of the agent. Further agents use the ports after its own.
-        owner: owner of the resources in Kubernetes.
-        agents: number of agents, as PEs ``pe``, ``pe`` + 1, …. Tasks stage their rows at all of
-            them in turn. The first publishes, the others only hold rows. Or address and token of
-            each other agent; those run elsewhere and are not started.
-        storage: bucket behind the exports of the first agent.
-
-    Raises:
-        ShardAgentsInvalidError: ``agents`` are too many, or not of this job.
-    """
     from pe_agent.datasource import StreambrokerDataSource
 
+    key = PeKey.parse(f"{namespace}/{job}/{pe}")
+    auth, agent = auth or BrokerAuth(), agent or AgentOptions()
     for what, settings, kind in (("auth", auth, BrokerAuth), ("agent", agent, AgentOptions)):
         if not isinstance(settings, kind):
             raise ArgumentError(f"{what} is {settings!r}: it has to be {kind.__name__}(…).")
@@ -168,42 +119,33 @@ def start_with_shards(
             f" AgentTls(ca=…) or {tls.AGENT_CA_VARIABLE}."
         )
     belongs_to = owners.resolve_owner(owner)
-    more, elsewhere = parse_agents(agents)
     spark.dataSource.register(StreambrokerDataSource)
 
-    def launch(number: int) -> AgentProcess:
-        pe_key = PeKey(key.namespace, key.job, key.pe + number)
-        home = Path(data_dir) if data_dir else None
-        if home is not None and number:
-            home /= f"pe-{pe_key.pe}"
-        return AgentProcess(
-            pe_key,
-            home or default_home(pe_key),
-            # A shard agent has no ports, so it needs no broker.
-            broker=None if number else broker,
-            linger=linger_seconds,
-            host=agent.host,
-            port=agent.port + number if agent.port else 0,
-            hint_port=0 if number else agent.hint_port,
-            token=Token() if number else broker_token,
-            broker_ca=trust.path,
-            certificate=certificate,
-            trust=agent_trust,
-            clients=agent.tls.clients,
-            insecure=agent.tls.insecure,
-            storage=None if number else storage,
-        )
-
-    process = launch(0)
-    try:
-        shard_agents = ShardAgentProcesses(
-            process, launch, more, [AgentClient(at, known, agent_trust) for at, known in elsewhere]
-        )
-    except BaseException:
-        process.stop(end_agent=False)
-        raise
+    process = AgentProcess(
+        key,
+        Path(data_dir) if data_dir else default_home(key),
+        broker=broker,
+        linger=linger_seconds,
+        host=agent.host,
+        port=agent.port,
+        hint_port=agent.hint_port,
+        token=broker_token,
+        broker_ca=trust.path,
+        certificate=certificate,
+        trust=agent_trust,
+        clients=agent.tls.clients,
+        insecure=agent.tls.insecure,
+        storage=storage,
+    )
     return PE(
-        spark, key, process, broker, application, broker_token, trust, belongs_to, shard_agents
+        spark,
+        key,
+        process,
+        broker,
+        {"name": application or job, "scope": scope},
+        broker_token,
+        trust,
+        belongs_to,
     )
 
 
@@ -228,10 +170,8 @@ class PE:
         token: Token | None = None,
         trust: BrokerTrust | None = None,
         owner: Mapping[str, str] | None = None,
-        shard_agents: ShardAgentProcesses | None = None,
     ) -> None:
         self.key = key
-        self._shard_agents = shard_agents
         self.imports: dict[str, ImportPort] = PortsByName("import", "subscribe", self._find_import)
         self.exports: dict[str, ExportPort] = PortsByName("export", "publish", self._find_export)
         self.view_cache = ViewCache(lambda: send(self.agent, GetView(), timeout=2.0).view)
@@ -333,8 +273,6 @@ class PE:
         except StreambrokerError as error:
             log.info("publisher leases not released: %s", error)
         self.context.process.stop(end_agent=end_agent)
-        if self._shard_agents is not None:
-            self._shard_agents.stop(end_agent=end_agent)
 
     def __enter__(self) -> Self:
         return self

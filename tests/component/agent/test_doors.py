@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from pe_agent.agent.shards.read_grant import pass_for
+from pe_agent.agent.exports.read_grant import pass_for
 from pe_agent.agent.state.store import Store
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.flight_errors import AgentRefusedError

@@ -17,7 +17,6 @@ import pytest
 from pe_agent.agent.process import read_address
 from pe_agent.job.agent import agent_process as launcher
 from pe_agent.job.agent.agent_process import AgentFailedError, AgentProcess
-from pe_agent.job.agent.shard_agents import ShardAgentProcesses, ShardAgentsInvalidError
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey
 from support.processes.waiting import until
@@ -132,60 +131,3 @@ def test_an_agent_that_was_killed_is_started_again_on_its_port(
 
     until(again, SECONDS, "an answer of another process")
     assert process.client.location == before["location"]
-
-
-@pytest.mark.slow
-def test_the_home_learns_its_fellows_also_after_one_of_them_was_started_again(
-    start: Start,
-) -> None:
-    home = start()
-    fellows = ShardAgentProcesses(home, lambda number: start(pe=number), 2)
-
-    def known() -> dict[str, bool]:
-        reported = home.client.call("status")["fellows"]
-        return {pe: one["active"] for pe, one in reported.items() if one["away"] is None}
-
-    assert list(home.client.call("status")["fellows"]) == ["default/feed/1", "default/feed/2"]
-    before = fellows.processes[0].client
-    os.kill((read_address(fellows.processes[0].home) or {})["pid"], signal.SIGKILL)
-    until(lambda: fellows.processes[0].client is not before, SECONDS, "it runs again")
-    until(lambda: len(known()) == 2, SECONDS, "both answer the home")
-
-    # Else the other one would be told again of who was started again, maybe only now.
-    home.beat_callbacks.clear()
-    fellows.report()
-    ShardAgentProcesses(home, lambda number: start(pe=number), 0)
-    until(lambda: not known(), SECONDS, "those that hold nothing are forgotten")
-
-
-@pytest.mark.slow
-def test_an_agent_that_does_not_start_takes_its_fellows_with_it(start: Start) -> None:
-    home = start()
-    found: list[AgentProcess] = []
-
-    def one(number: int) -> AgentProcess:
-        if number == 2:
-            raise AgentFailedError("no second one")
-        found.append(start(pe=number))
-        return found[-1]
-
-    with pytest.raises(AgentFailedError, match="no second one"):
-        ShardAgentProcesses(home, one, 2)
-    assert read_address(found[0].home) is None
-    assert home.client.call("status")["fellows"] == {}
-
-
-@pytest.mark.slow
-def test_fellows_that_run_elsewhere_are_taken_if_they_are_of_the_job(start: Start) -> None:
-    home, one, stranger = start(), start(pe=1), start(job="other", pe=2)
-
-    def fellows(*elsewhere: AgentProcess) -> ShardAgentProcesses:
-        return ShardAgentProcesses(home, lambda _: start(), 0, [p.client for p in elsewhere])
-
-    for wrong in ((stranger,), (home,), (one, one)):
-        with pytest.raises(ShardAgentsInvalidError, match="have to belong to that job"):
-            fellows(*wrong)
-    assert home.client.call("status")["fellows"] == {}
-    fellows(one).stop(end_agent=True)
-    assert list(home.client.call("status")["fellows"]) == ["default/feed/1"]
-    assert one.client.call("status")["pe"] == "default/feed/1"

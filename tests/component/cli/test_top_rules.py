@@ -99,7 +99,7 @@ async def test_a_broken_report_is_refused_whole(cli: Cli, what: str, item: Any, 
 def test_a_terminal_keeps_most_for_routes() -> None:
     many = [{"pe": PE, "age": 1.0, **one} for one in RULES * 20]
     waits = [{"pe": PE, "age": 1.0, **one} for one in WAITING]
-    picture = top.TopSnapshot([], {}, (), many, waits)
+    picture = top.TopSnapshot([], (), many, waits)
     lines = top.render_screen(picture, "http://b", "", 90, 40, NOON).splitlines()
     assert sum("feed/0" in line for line in lines) == 9
     assert max(map(len, lines)) <= 90

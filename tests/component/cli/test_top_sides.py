@@ -103,9 +103,7 @@ async def test_of_an_agent_that_reports_no_more_nothing_is_known(
 def test_a_terminal_keeps_two_thirds_for_routes() -> None:
     many = [{"pe": PE, "age": 1.0, **one} for one in sides(10_000.0) * 20]
     now = datetime.fromtimestamp(10_000.0, tz=timezone.utc)
-    lines = top.render_screen(
-        top.TopSnapshot([], {}, many), "http://b", "", 60, 30, now
-    ).splitlines()
+    lines = top.render_screen(top.TopSnapshot([], many), "http://b", "", 60, 30, now).splitlines()
     assert len(lines) <= 29
     assert sum("feed/0" in line for line in lines) == 9
     assert max(map(len, lines)) <= 60

@@ -1,8 +1,8 @@
 """What agents send to each other and are sent by their job: JSON of each action, as transmitted.
 
-Two jobs run in this process: ``feed`` with a shard agent, ``alerts`` with one agent. The data
-source, the importer's agent and the home of an export make their own calls. The calls of the driver
-are written here as it makes them. Values that differ from run to run are replaced.
+Two jobs run in this process: ``feed`` and ``alerts``. The data source and the importer's agent make
+their own calls. The calls of the driver are written here as it makes them.
+Values that differ from run to run are replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pe_agent.agent.agent import Agent
 from pe_agent.agent.imports import readers
 from pe_agent.agent.imports.peer_agents import PeerAgents, _Watch
 from pe_agent.agent.server.flight_service import AgentService
-from pe_agent.agent.shards.shard_agents import ShardAgents
 from pe_agent.agent.state.store import Store
 from pe_agent.datasource import source
 from pe_agent.datasource.lease import Lease
@@ -38,10 +37,9 @@ from pe_agent.transport.agent_tls import AgentTrust
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.view import View, with_version
 from support.agents.agents import DDL, Plumbing, error_code, export_view, import_view
-from support.agents.shards import STRUCT, in_task, wide
+from support.agents.tasks import STRUCT, in_task, wide
 
 EXPORT, IMPORT = "default/feed/0/trades", "default/alerts/0/trades"
-SHARD = "default/feed/1"
 TUPLE = {"type": "EndOfDay", "payload": {"day": "2013-01-01"}, "delivery": "BEGIN"}
 
 _ID = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{16,64}(?![0-9A-Za-z])")
@@ -179,17 +177,16 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
         )
         # Their calls come at any time; they are made below.
         stack.enter_context(mock.patch.object(PeerAgents, "_watch"))
-        stack.enter_context(mock.patch.object(ShardAgents, "_run"))
         stack.enter_context(mock.patch.object(Lease, "_run"))
         stack.enter_context(mock.patch.object(source, "PREFETCH_WAIT_SECONDS", 0.0))
         stack.enter_context(mock.patch.object(readers, "READER_LEASE", 600.0))
-        home, shard, alerts = (
+        home, alerts = (
             _Served(folder / pe.replace("/", "-"), pe, recorder)
-            for pe in ("default/feed/0", SHARD, "default/alerts/0")
+            for pe in ("default/feed/0", "default/alerts/0")
         )
-        for one in (home, shard, alerts):
+        for one in (home, alerts):
             stack.callback(one.close)
-        _driver(home, shard, alerts)
+        _driver(home, alerts)
         _connect(home, alerts)
         _publish(home, alerts)
         _control(home, alerts)
@@ -199,7 +196,7 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
     return recorder.calls
 
 
-def _driver(home: _Served, shard: _Served, alerts: _Served) -> None:
+def _driver(home: _Served, alerts: _Served) -> None:
     for one, kind, spec in (
         (home, "export", {"properties": {"kind": "trade"}}),
         (alerts, "import", {"subscription": 'kind == "trade"'}),
@@ -207,13 +204,6 @@ def _driver(home: _Served, shard: _Served, alerts: _Served) -> None:
         declared: dict[str, Any] = {"spec": spec, "schema": None, "redeclare": False, "owner": None}
         one.client.call("declare", kind=kind, port="trades", **declared)
     home.client.call("driver.renew", timeout=2.0)
-    home.client.call(
-        "fellows",
-        agents=[
-            {"pe": one.pe, "location": one.location, "token": one.agent.token}
-            for one in (home, shard)
-        ],
-    )
     alerts.client.call("view")
 
 
@@ -242,13 +232,13 @@ def _publish(home: _Served, alerts: _Served) -> None:
     with in_task("query-1", "run-1", 2, 0):
         staged = [_writer(home).write(iter([wide(0, 1)]))]
     _writer(home).abort([*staged], 2)
-    _admit(home, "query-2", "run-2", 0, arrow=None)
+    _admit(home, "query-2", "run-2", 0)
     home.client.call("publisher.renew", export="trades", query="query-1")
 
 
-def _admit(home: _Served, query: str, run: str, batch: int, **more: Any) -> None:
+def _admit(home: _Served, query: str, run: str, batch: int) -> None:
     named: dict[str, Any] = {"query": query, "run": run, "batch": batch, "ddl": DDL}
-    home.client.call("publisher.admit", export="trades", **named, renewed=None, **more)
+    home.client.call("publisher.admit", export="trades", **named, renewed=None)
 
 
 def _control(home: _Served, alerts: _Served) -> None:
@@ -298,12 +288,10 @@ def _read(home: _Served, alerts: _Served) -> None:
     )
     stream = next(iter(start["streams"]))
     read = {"export": EXPORT, "stream": stream, "reader": start["reader"]}
-    for agent in (None, SHARD):
-        alerts.client.call("reader.where", **read, agent=agent)
+    alerts.client.call("reader.where", **read)
     body: dict[str, Any] = {"import": "trades", "session": "other", "start": start, "columns": []}
     body |= {"max_bytes": 1, "limit": None, "wait": 0.0, "renewals": None}
     alerts.client.call("reader.next", **body)
-    home.agent.shard_agents.reconcile(SHARD)
     alerts.client.call("reader.leave", reader=start["reader"], session="other", timeout=1.0)
     peers.report_leave(home.location, EXPORT, IMPORT, start["reader"])
 

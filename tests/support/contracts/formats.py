@@ -21,16 +21,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from pe_agent.agent.exports import read_grant as grants
 from pe_agent.agent.exports import state_codec as claims
 from pe_agent.agent.exports.stream.delivery_counts import ReaderDelivery as Delivered
 from pe_agent.agent.exports.stream.manifests import (
     Block,
     Manifest,
     ManifestControl,
-    RemoteBlock,
     Stage,
 )
-from pe_agent.agent.shards import read_grant as grants
 from pe_agent.agent.state.control_log import ControlLog
 from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store as AgentStore
@@ -302,14 +301,11 @@ def segment() -> dict[str, Any]:
         epoch=5, query="q", run="u", batch=4, rows=9, bytes=96, published=float(NOW), ddl="a int",
         rows_before=20, blocks=(Block(at, 9),),
     )  # fmt: skip
-    away = dataclasses.replace(
-        plain, blocks=(RemoteBlock(1, 64, 9),), agents=("default/feed/1",), gap=2
-    )
     stage = Stage(id="g", stream="s", query="q", run="u", batch=4, rows=9, crc=1)
     stage.blocks.append(Block(at, 9))
     metas = {
         "manifest, version 1": plain.encode(),
-        "manifest, version 2": away.encode(),
+        "manifest after missing batches": dataclasses.replace(plain, gap=2).encode(),
         "manifest, version 3": dataclasses.replace(plain, control=control).encode(),
         "stage end": stage.encode_end(),
     }

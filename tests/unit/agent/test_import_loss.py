@@ -152,14 +152,6 @@ def test_an_exporter_is_given_up_only_when_its_route_is_cut(
     assert made.cut(None, end, lossy=True, give_up=True)["lost"] == {"s": [(0, 2)]}
 
 
-def test_a_silent_fellow_of_an_exporter_that_answers_is_never_given_up(made: Bench) -> None:
-    end = read(made)
-    made.replies[A] = refused("AgentUnreachable")
-    made.connect()
-    with pytest.raises(AgentUnreachableError):
-        made.cut(None, end, lossy=True, give_up=True)
-
-
 def test_a_reader_that_is_not_lossy_asks_for_none_and_stops(made: Bench) -> None:
     end = read(made)
     assert made.asked[-1][1]["lossy"] is False

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from pe_agent import old_names
-from pe_agent.job.agent.shard_agents import MAX_AGENTS, ShardAgentsInvalidError
+from pe_agent.job.arguments import ArgumentError
 from pe_agent.job.query_monitor import QueryMonitor, Sources
 from pe_agent.pe import PE
 from streambroker_core.model import PeKey
@@ -66,10 +66,9 @@ def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() 
     assert calls == [("publisher.renounce", {"export": "out", "query": "query-1"})]
 
 
-@pytest.mark.filterwarnings("ignore:agents= of pe_agent.start:DeprecationWarning")
-@pytest.mark.parametrize("agents", [0, -1, MAX_AGENTS + 1])
-def test_a_job_has_from_one_to_so_many_agents(agents: int) -> None:
-    with pytest.raises(ShardAgentsInvalidError, match=f"from 1 to {MAX_AGENTS} agents"):
+@pytest.mark.parametrize("agents", [0, 2, [("grpc://127.0.0.1:1", "token")]])
+def test_several_agents_for_a_job_are_refused_with_the_successor(agents: Any) -> None:
+    with pytest.raises(ArgumentError, match="durability='stored'"):
         old_names.start(cast(Any, None), job="feed", agents=agents)
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from pe_agent.agent.broker.reporter import (
     MAX_INTERVAL_SECONDS,
-    MAX_REASON,
     MAX_REPORT_BYTES,
     StatusReporter,
     build_report,
@@ -122,19 +121,6 @@ def test_an_export_that_waits_names_the_imports_once(made: Bench) -> None:
     assert export["held"] >= export["limit"] == 1
 
 
-def test_fellows_are_named_and_why_they_do_not_answer_is_cut(made: Bench) -> None:
-    fellow = {"location": "grpc+tcp://10.0.0.7:1", "active": True, "away": None, "seen": 0.4}
-    gone = {**fellow, "active": False, "away": "x" * (MAX_REASON + 1), "seen": None}
-    built = build_report(
-        {**status(made), "fellows": {"default/feed/2": gone, "default/feed/1": fellow}}
-    )
-
-    assert built["fellows"] == [
-        {"pe": "default/feed/1", "active": True, "away": None},
-        {"pe": "default/feed/2", "active": False, "away": "x" * MAX_REASON},
-    ]
-
-
 def test_own_readers_are_reported_by_port(made: Bench) -> None:
     own = {
         **RECEIVED,
@@ -220,7 +206,7 @@ def test_nothing_is_reported_before_the_first_poll() -> None:
     until(lambda: broker.taken, 30, "a report")
     reporter.close()
 
-    assert broker.taken[0] == {"exports": {}, "imports": {}, "fellows": []}
+    assert broker.taken[0] == {"exports": {}, "imports": {}}
 
 
 def test_reports_go_on_as_often_as_the_broker_says() -> None:

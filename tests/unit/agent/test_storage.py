@@ -69,7 +69,7 @@ def read(agent: Bench, stream: str) -> list[int]:
     return [
         value
         for _, manifest in sorted(export_stream.manifests.items())
-        for block in manifest.local_blocks
+        for block in manifest.blocks
         for value in export_stream.read(block).column("n").to_pylist()
     ]
 

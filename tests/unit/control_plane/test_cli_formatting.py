@@ -331,7 +331,7 @@ def test_a_route_of_a_broker_that_does_not_say_it_has_no_end() -> None:
 def test_who_waits_is_shown_on_a_narrow_terminal_with_long_names() -> None:
     route = {**QUIET, "export": "e" * 60, "import": "i" * 60, "waiting": True}
 
-    assert "waits" in top.render_screen(top.TopSnapshot([route], {}), "http://b", "", 80, 24, NOON)
+    assert "waits" in top.render_screen(top.TopSnapshot([route]), "http://b", "", 80, 24, NOON)
 
 
 def test_the_table_that_is_printed_once_fits_120_columns() -> None:
@@ -363,37 +363,17 @@ def test_routes_that_somebody_waits_for_come_first() -> None:
 def test_a_picture_is_no_larger_than_the_terminal() -> None:
     routes = [{**QUIET, "import": f"default/alerts/0/p{n}"} for n in range(50)]
     picture = top.render_screen(
-        top.TopSnapshot(routes, {}), "http://b", "note " * 30, 60, 12, NOON
+        top.TopSnapshot(routes), "http://b", "note " * 30, 60, 12, NOON
     ).split("\n")
-    small = top.render_screen(top.TopSnapshot(routes, {}), "http://b", "", 10, 2, NOON).split("\n")
+    small = top.render_screen(top.TopSnapshot(routes), "http://b", "", 10, 2, NOON).split("\n")
 
     assert len(picture) == 11
     assert max(map(len, picture)) == 60
     assert picture[-1] == "… 43 more"
     assert len(small) == 1
-    assert top.render_screen(top.TopSnapshot([], {}), "http://b", "", 80, 24, NOON).endswith(
+    assert top.render_screen(top.TopSnapshot([]), "http://b", "", 80, 24, NOON).endswith(
         "\nno routes"
     )
-
-
-def test_the_live_picture_has_fellows_on_a_quarter_of_it_at_most_those_away_first() -> None:
-    def of(job: str, *away: str | None) -> list[dict[str, Any]]:
-        return [{"pe": f"default/{job}/{n}", "away": why} for n, why in enumerate(away, 1)]
-
-    fellows = {f"default/j{n}/0": of(f"j{n}", None) for n in range(9)}
-    fellows["default/k/0"] = of("k", None, "no answer")
-    picture = top.render_screen(
-        top.TopSnapshot([QUIET], fellows), "http://b", "", 80, 12, NOON
-    ).split("\n")
-
-    assert picture[1:4] == [
-        "default/k/2 is away: no answer",
-        "shard agents of default/j0/0: 1",
-        "shard agents of default/j1/0: 1",
-    ]
-    assert picture[4].startswith("CONGESTION")
-    many = top.TopSnapshot([QUIET] * 9, fellows)
-    assert len(top.render_screen(many, "http://b", "", 80, 5, NOON).split("\n")) == 4
 
 
 # ---- events ----------------------------------------------------------------------------------

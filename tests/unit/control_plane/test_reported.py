@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from streambroker_core.model import PeKey, PortKey, Route
+from streambroker_core.model import PeKey
 from streambroker_operator.rest.agents.reports import (
     FULL_PERCENT,
     STALE_S,
     Reports,
     read_report,
-    shard_agents_by_pe,
 )
 
 FEED = PeKey.parse("default/feed/0")
@@ -63,19 +60,3 @@ def test_the_last_report_of_an_agent_counts_until_it_is_stale() -> None:
     reports.store(PeKey.parse("default/other/0"), read_report(export(reader("in")), 100.0))
     assert reports.count_states(130.0 + STALE_S)["reads"] == 1
     assert reports.count_states(130.5 + STALE_S)["reads"] == 0
-
-
-@pytest.mark.parametrize(("namespace", "shown"), [("default", True), ("*", True), ("lab", False)])
-def test_fellows_are_shown_to_those_who_ask_for_their_namespace(
-    namespace: str, shown: bool
-) -> None:
-    route = Route(
-        export=PortKey.parse(f"{FEED}/trades"),
-        export_uid="export",
-        import_=PortKey.parse("lab/alerts/0/trades"),
-        import_uid="import",
-    )
-    reports, fellow = Reports(), {"pe": "default/feed/1", "active": True, "away": None}
-    reports.store(FEED, read_report({"exports": {}, "fellows": [fellow]}, 100.0, FEED))
-    found = shard_agents_by_pe([route], reports.snapshot(100.0), namespace, 100.0)
-    assert found == ({str(FEED): [fellow]} if shown else {})

@@ -128,11 +128,8 @@ def test_what_cannot_be_read_is_gone_like_what_was_removed() -> None:
     made = lost_some()
     put(made, "A", 3)
     assert find_missing(made.streams, {"A": (0, 8)}) == {"A": [(0, 4, 40)]}
-    broken = {"A": [4, 6], "B": [1]}
-    assert find_missing(made.streams, {"A": (3, 8)}, broken=broken) == {
-        "A": [(3, 5, 20), (6, 7, 10)]
-    }
-    assert find_missing(made.streams, {"A": (5, 6)}, broken=broken) == {}
+    assert find_missing(made.streams, {"A": (3, 8)}) == {"A": [(3, 4, 10)]}
+    assert find_missing(made.streams, {"A": (5, 6)}) == {}
 
 
 def test_what_was_left_out_before_stays_left_out_and_is_reported_alike() -> None:
@@ -140,8 +137,6 @@ def test_what_was_left_out_before_stays_left_out_and_is_reported_alike() -> None
     put(made, "A", 6)
     before: dict[str, list[MissingRange]] = {"A": [(1, 3, 7)], "B": [(0, 2, None)]}
     assert find_missing(made.streams, {"A": (0, 6)}, before=before) == {"A": [(1, 3, 7)]}
-    more = find_missing(made.streams, {"A": (0, 6)}, broken={"A": {0, 2, 5}}, before=before)
-    assert more == {"A": [(0, 1, 10), (1, 3, 7), (5, 6, 10)]}
     assert find_missing(made.streams, {"A": (3, 6)}, before=before) == {}
     assert find_missing(made.streams, {"B": (0, 3)}, before=before) == {
         "B": [(0, 2, None), (2, 3, None)]

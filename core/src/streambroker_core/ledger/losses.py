@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.epochs import Stream, holes
@@ -89,7 +89,6 @@ def find_missing(
     streams: Mapping[str, Stream],
     ranges: Mapping[str, tuple[int, int]],
     *,
-    broken: Mapping[str, Collection[int]] | None = None,
     before: Mapping[str, Sequence[MissingRange]] | None = None,
 ) -> dict[str, list[MissingRange]]:
     """Return which of these epochs are gone, by stream, in order.
@@ -97,7 +96,6 @@ def find_missing(
     Args:
         streams: of the export, by id.
         ranges: epochs ``(first, next)`` to check, by stream.
-        broken: retained epochs that can no longer be read completely.
         before: what was left out of these ranges before. It stays left out with the same row
             counts, even if it is readable again.
     """
@@ -105,10 +103,8 @@ def find_missing(
     for name, (first, next_) in ranges.items():
         stream = streams.get(name)
         missing = [r for r in (before or {}).get(name, ()) if first <= r[0] and r[1] <= next_]
-        broken_ranges = [(n, n + 1) for n in sorted((broken or {}).get(name, ()))]
         retained = stream.retained_ranges(first, next_) if stream else ()
-        intact = (part for low, high in retained for part in holes(broken_ranges, low, high))
-        covered = sorted([*intact, *((r[0], r[1]) for r in missing)])
+        covered = sorted([*retained, *((r[0], r[1]) for r in missing)])
         for start, end in holes(covered, first, next_):
             known_rows = stream is not None and end <= stream.next
             rows = stream.rows_between(start, end) if stream and known_rows else None

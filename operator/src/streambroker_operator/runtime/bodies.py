@@ -10,7 +10,7 @@ from streambroker_core.model import Export, PeKey, Route, kind_of
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.manifests.ports import write_manifest
 from streambroker_operator.agents.ended_exports import ExportReports
-from streambroker_operator.agents.liveness import AgentLiveness, ShardAgentInfo
+from streambroker_operator.agents.liveness import AgentLiveness
 from streambroker_operator.storage.backend import StoredResource
 
 
@@ -96,10 +96,4 @@ def build_pe_body(
         "version": version,
         "exports": list(exports),
         "imports": list(imports),
-        "fellows": shard_agent_bodies(liveness.shard_agents(pe)),
     }
-
-
-def shard_agent_bodies(shard_agents: Sequence[ShardAgentInfo]) -> list[dict[str, Any]]:
-    """Return the JSON of an agent's shard agents."""
-    return [{"pe": str(f.pe), "active": f.active, "away": f.away_reason} for f in shard_agents]

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pe_agent.agent.agent import Agent
 from streambroker_core.control.tuples.epoch_control import parse_indexed
-from streambroker_core.wire.agent_rpc import job, publisher, reader, stages
+from streambroker_core.wire.agent_rpc import job, publisher, reader
 from streambroker_core.wire.agent_rpc.codec import Actions
 
 
@@ -16,7 +16,7 @@ def job_actions(agent: Agent) -> Actions:
     """Return the actions of one agent; those of other agents may be added."""
     actions = Actions()
     _add_publisher(actions, agent)
-    imports, rules, shards = agent.imports, agent.rule_state, agent.shard_store
+    imports, rules = agent.imports, agent.rule_state
     actions.on(reader.ReaderNext, imports.next_offset)
     actions.on(reader.ReaderSlices, imports.slices.plan_slices)
     actions.on(
@@ -42,11 +42,6 @@ def job_actions(agent: Agent) -> Actions:
     actions.on(job.RulesMetrics, agent.rule_metrics.record)
     actions.on(job.SidesMetrics, lambda r: agent.side_reports.record(r.buckets))
     actions.on(job.SidesRunning, lambda r: agent.side_reports.retain_running(r.queries))
-    actions.on(stages.SetShardAgents, lambda r: agent.shard_agents.set_agents(r.agents))
-    actions.on(stages.StageSeal, shards.seal)
-    actions.on(stages.StageRelease, shards.release)
-    actions.on(stages.StageCount, shards.count)
-    actions.on(stages.StageVerify, shards.verify)
     return actions
 
 
@@ -60,7 +55,6 @@ def _add_publisher(actions: Actions, agent: Agent) -> None:
             batch=r.batch,
             ddl=r.ddl,
             renewed=r.renewed,
-            schema=_decode_schema(r.arrow),
         ),
     )
     actions.on(

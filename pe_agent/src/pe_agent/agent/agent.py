@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pe_agent.agent.exports import read_grant as grants
 from pe_agent.agent.exports.registry import ExportRegistry
 from pe_agent.agent.exports.stream.block_reader import Readable, ReadRequest
 from pe_agent.agent.imports.available_now import AvailableNowTarget
@@ -21,9 +22,6 @@ from pe_agent.agent.reports import prometheus as metrics
 from pe_agent.agent.reports.rule_metrics import RuleMetricsStore
 from pe_agent.agent.reports.rules import RuleState
 from pe_agent.agent.reports.side_inputs import SideReports
-from pe_agent.agent.shards import read_grant as grants
-from pe_agent.agent.shards.shard_agents import ShardAgents
-from pe_agent.agent.shards.shard_store import ShardStore
 from pe_agent.agent.state.control_log import ControlLog
 from pe_agent.agent.state.declarations import Declarations
 from pe_agent.agent.state.route_table import RouteTable
@@ -83,11 +81,6 @@ class Agent:
         self._last_tick = -TICK_SECONDS
         self.declarations = Declarations(self.store)
         self.view_queries = ViewQueries(self.routes, self.store, self.notifier)
-        self.shard_agents = ShardAgents(
-            str(pe),
-            self.store,
-            lambda: self.exports.by_key(),  # noqa: PLW0108 - created next
-        )
         self.exports = ExportRegistry(
             pe,
             home / "log",
@@ -96,13 +89,9 @@ class Agent:
             notifier=self.notifier,
             declarations=self.declarations,
             report_due=self.report_due,
-            agents=self.shard_agents,
             storage=storage,
         )
         begun = time.monotonic()
-        self.shard_store = ShardStore(
-            str(pe), home / "kept", self.store, self.committer, progress=progress
-        )
         self.control_log = ControlLog(self.store, self.notifier.notify)
         self.rule_state = RuleState(
             lambda: self.routes.view,
@@ -128,11 +117,10 @@ class Agent:
         self.exports.recover(progress)
         if storage is not None:
             storage.start(self.store)
-        own_logs = [s.log for e in self.exports.by_key().values() for s in e.state.streams.values()]
-        for stream_log in (*own_logs, *self.shard_store.logs()):
-            self.scrub.add(stream_log)
+        for export in self.exports.by_key().values():
+            for stream in export.state.streams.values():
+                self.scrub.add(stream.log)
         self.recovery_seconds = time.monotonic() - begun
-        self.shard_agents.start()
         self.routes.load()
         self.routes.add_listener(self._apply_view)
 
@@ -162,20 +150,18 @@ class Agent:
         self.report_due.set()
 
     def resolve_ticket(self, ticket: Mapping[str, Any], read: ReadRequest) -> Readable:
-        """Return what a ticket reads: an export, or a shard stream stored here for another agent.
+        """Return the export that a ticket reads.
 
         Raises:
             AgentUnreachableError: the ticket is for another agent, the former user of this address.
-            GrantError, ShardMissingError, PortNotDeclaredError: there is nothing to read.
+            GrantError, PortNotDeclaredError: there is nothing to read.
         """
-        export, shard_agent = str(ticket["export"]), ticket.get("agent")
-        wanted = pe_of(export) if shard_agent is None else shard_agent
+        export = str(ticket["export"])
+        wanted = pe_of(export)
         if wanted != str(self.pe):
             raise AgentUnreachableError(
                 f"the address now belongs to agent {self.pe}; agent {wanted} is no longer there."
             )
-        if shard_agent is not None:
-            return self.shard_store.open_read(ticket)
         grants.check(self.token, ticket, read)
         return self.exports.get(export).plans
 
@@ -197,11 +183,9 @@ class Agent:
             },
             "broker": self._broker_status(),
             "certificate": self._listener_status(),
-            "fellows": self.shard_agents.status(),
             "sides": self.side_reports.status(),
             "ruleFigures": self.rule_metrics.status(),
             "ruleWaiting": self.rule_metrics.waiting(),
-            "kept": self.shard_store.status(),
             "declarations": self.declarations.status(),
             "storage": None if self.storage is None else self.storage.status(),
         }
@@ -230,10 +214,8 @@ class Agent:
         self.notifier.close()
         self.scrub.close()
         self.imports.state.peers.close()
-        self.shard_agents.close()
         if self.storage is not None:
             self.storage.close()
         self.exports.close()
-        self.shard_store.close()
         self.committer.close()
         self.store.close()

@@ -21,7 +21,6 @@ from pyspark.sql.types import StructType
 from pe_agent.datasource.columns import parse_struct
 from pe_agent.datasource.options import OptionError, Options, format_ddl
 from pe_agent.datasource.packer import PACKED_DDL, Packing
-from pe_agent.datasource.stage_targets import StageTarget, StageTargets
 from pe_agent.datasource.unpacker import UnpackedControl, Unpacker, merge_tasks
 from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.flight_errors import AgentUnreachableError
@@ -42,6 +41,9 @@ COMMIT_SECONDS = 10.0
 """Maximum time a commit retries: Spark cannot interrupt it, so ``query.stop()`` waits."""
 ABORT_SECONDS = 2.0
 """Maximum time of an abort; the next publish discards the stages that it does not reach."""
+
+RETRYABLE_CODES = ("AgentUnreachable", "NotAdmitted")
+"""Errors of a stage after which a task may try again."""
 
 RESERVED = ("_control", "_seq", "_pid", "_now", "_source")
 
@@ -120,7 +122,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             staged.stage = self._stage(staged, first, rows)
         staged.control = unpacker.collect_control()
         if staged.stage is None and staged.control:
-            self._admit(staged, schema)
+            self._admit(staged)
         return staged
 
     def _new_message(self) -> Staged:
@@ -145,7 +147,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
     def _client(self) -> AgentClient:
         return AgentClient(self._options.agent, self._options.token, self._trust)
 
-    def _admit(self, staged: Staged, schema: pa.Schema) -> Admitted:
+    def _admit(self, staged: Staged) -> None:
         """Wait until the export admits this batch: its log has room, no other query uses it."""
         request = PublisherAdmit(
             export=staged.export,
@@ -154,7 +156,6 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             batch=staged.batch,
             ddl=self._ddl,
             renewed=None,
-            arrow=_encode_schema(schema),
         )
         renewed: int | None = None
         logged = False
@@ -168,7 +169,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                     raise
             else:
                 if isinstance(answer, Admitted):
-                    return answer
+                    return
                 if isinstance(answer, Occupied):
                     renewed = answer.occupied.renewed
                 elif not logged:
@@ -181,27 +182,25 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
     def _stage(
         self, staged: Staged, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
     ) -> dict[str, Any]:
-        """Get admission and send the rows; retry at another agent if one fails.
+        """Get admission and send the rows.
 
         There is no retry once more than the first batch was taken from Spark: the task fails, and
         Spark repeats it or the query.
         """
         deadline = time.monotonic() + self._options.reconnect
         taken: list[pa.RecordBatch] = []
-        targets = StageTargets(self._client(), staged.partition)
         while True:
-            target = targets.next_target(self._admit(staged, first.schema))
+            self._admit(staged)
             try:
-                return self._send_rows(target, staged, first, rest, taken)
+                return self._send_rows(staged, first, rest, taken)
             except StreambrokerError as error:
-                again = targets.should_retry(target, error)
+                again = error.code in RETRYABLE_CODES
                 if taken or not again or time.monotonic() > deadline:
                     raise
             time.sleep(0.05)
 
     def _send_rows(
         self,
-        target: StageTarget,
         staged: Staged,
         first: pa.RecordBatch,
         rest: Iterator[pa.RecordBatch],
@@ -219,9 +218,8 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             "run": staged.run,
             "batch": staged.batch,
             "ddl": self._ddl,
-            **target.extra_fields,
         }
-        return target.client.put(command, first.schema, rows())
+        return self._client().put(command, first.schema, rows())
 
     # -- driver ------------------------------------------------------------------------------
 
@@ -229,9 +227,9 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         """Publish the stages that the messages name; a repeat after a crash publishes nothing new.
 
         Raises:
-            AgentUnreachableError: the own agent, or one that has a stage, did not answer for
-                :data:`COMMIT_SECONDS`, or for ``reconnect`` if that is less. The batch is repeated
-                when the query is started again.
+            AgentUnreachableError: the own agent did not answer for :data:`COMMIT_SECONDS`, or for
+                ``reconnect`` if that is less. The batch is repeated when the query is started
+                again.
             AgentRefusedError: a stage is missing, the batch differs, the run was replaced.
         """
         staged = _staged_messages(messages)

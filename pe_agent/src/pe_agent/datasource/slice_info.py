@@ -8,7 +8,6 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from streambroker_core.ledger.offset import Offset, ranges
-from streambroker_core.model import pe_of
 
 
 def current_query() -> str | None:
@@ -36,8 +35,3 @@ def describe_epochs(ticket: dict[str, Any]) -> str:
     """Return the range of epochs of a ticket, as text for messages."""
     numbers = [p[0] for p in ticket["pieces"]]
     return f"{min(numbers)} to {max(numbers)}"
-
-
-def serving_pe(ticket: dict[str, Any]) -> str:
-    """Return the PE whose agent has the blocks."""
-    return str(ticket.get("agent") or pe_of(ticket["export"]))

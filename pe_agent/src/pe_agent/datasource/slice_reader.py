@@ -16,7 +16,6 @@ from pe_agent.datasource.slice_info import (
     build_source_column,
     current_query,
     describe_epochs,
-    serving_pe,
 )
 from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.agent_tls import AgentTrust
@@ -24,6 +23,7 @@ from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.control.runtime.control_rows import to_batch
 from streambroker_core.control.tuples.epoch_control import parse_indexed
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.model import pe_of
 from streambroker_core.wire.agent_rpc.reader import ReaderWhere
 
 
@@ -104,9 +104,10 @@ class SliceReader:
                 if time.monotonic() > until:
                     raise AgentUnreachableError(
                         f"{error} Epochs {describe_epochs(ticket)} of stream {ticket['stream']} of"
-                        f" {ticket['export']} could not be read at agent {serving_pe(ticket)} for"
-                        f" {self._options.reconnect:.0f} s. Nothing was skipped; the batch is"
-                        " repeated when the query is started again."
+                        f" {ticket['export']} could not be read at agent"
+                        f" {pe_of(ticket['export'])} for {self._options.reconnect:.0f} s."
+                        " Nothing was skipped; the batch is repeated when the query is started"
+                        " again."
                     ) from None
                 time.sleep(0.2)
                 location = self._locate(ticket, location)
@@ -116,7 +117,6 @@ class SliceReader:
             export=ticket["export"],
             stream=ticket["stream"],
             reader=ticket["reader"],
-            agent=ticket.get("agent"),
         )
         try:
             return send(self._client(), request).location

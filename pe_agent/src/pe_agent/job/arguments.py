@@ -57,7 +57,6 @@ class Missing(Choice):
 _LONGEST = 1e300
 """Seconds from which a duration is for ever; larger integers are no floating-point numbers."""
 _MOVED_KEYWORDS = {
-    "agents": "pe_agent.start(agents=…)",
     "buckets": "options=OperatorOptions(buckets=…)",
     "control": "control_file=…",
     "counts": "options=OperatorOptions(counts=True)",

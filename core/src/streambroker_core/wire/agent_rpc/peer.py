@@ -18,7 +18,6 @@ from streambroker_core.wire.agent_rpc.codec import (
     optional,
     to_json,
 )
-from streambroker_core.wire.agent_rpc.reader import Located
 from streambroker_core.wire.broker.view import STARTS
 
 MAX_READER_ID = 64
@@ -159,26 +158,15 @@ class PeerPlan(_Plan, Request[Planned]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrantedAgent:
-    """PE and address of a shard agent, and the grant for its blocks."""
-
-    pe: str
-    location: str
-    grant: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredPlan:
     """Blocks of a plan.
 
     Attributes:
-        grant: grant for the export's own agent; None from an older one, which needs none.
-        blocks: rows, bytes and number of the agent (absent for the own) of each block, by stream
-            and epoch.
+        grant: None from an older agent, which needs none.
+        blocks: rows and bytes of each block, by stream and epoch.
         gone: missing epochs and rows, by stream.
         order: streams in order.
         control: epochs with control tuples, by stream.
-        agents: shard agents with blocks, numbered from 1.
     """
 
     grant: str | None = optional()
@@ -187,7 +175,6 @@ class RegisteredPlan:
     gone: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     order: Sequence[str] = ()
     control: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    agents: Sequence[GrantedAgent] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,20 +265,7 @@ class PeerLeave(Request[None]):
     pass_: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerWhere(Request[Located]):
-    """Ask for the current address of a shard agent that has blocks of the caller's plan."""
-
-    action: ClassVar[str] = "peer.where"
-    export: str
-    import_: str
-    reader: str
-    pe: str
-    capability: str | None = None
-    pass_: str | None = None
-
-
-def credentials(request: PeerPlan | PeerReplan | PeerWhere) -> PeerCredentials:
+def credentials(request: PeerPlan | PeerReplan) -> PeerCredentials:
     """Return the credentials in a request."""
     return decode(PeerCredentials, to_json(request))
 

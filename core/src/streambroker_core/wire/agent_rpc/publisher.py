@@ -6,30 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from streambroker_core.wire.agent_rpc.codec import Request, json_field, optional
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentAddress:
-    """PE, address and token of a shard agent."""
-
-    pe: str
-    location: str
-    token: str
+from streambroker_core.wire.agent_rpc.codec import Request, optional
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """A task may stage rows.
-
-    With shard agents: key of the export, its stream, and the maximum bytes of the batch at each.
-    """
+    """A task may stage rows."""
 
     admitted: bool
-    home: str = optional("")
-    stream: str = optional("")
-    limit: int = optional(0)
-    shard_agents: Sequence[AgentAddress] = json_field(key="fellows", default=(), omit=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +43,7 @@ class Waiting:
 class PublisherAdmit(Request[Admitted | Occupied | Waiting]):
     """Ask whether a task may stage rows now.
 
-    ``renewed`` is from the last `Occupied` response. ``arrow`` is the schema of the rows in base64;
-    without it the task stages at the export's own agent.
+    ``renewed`` is from the last `Occupied` response.
     """
 
     action: ClassVar[str] = "publisher.admit"
@@ -70,7 +53,6 @@ class PublisherAdmit(Request[Admitted | Occupied | Waiting]):
     batch: int
     ddl: str
     renewed: int | None
-    arrow: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,13 +180,12 @@ class Located:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderWhere(Request[Located]):
-    """Ask for the current address of the agent that has blocks; ``agent`` is a shard agent's PE."""
+    """Ask for the current address of the agent that has blocks."""
 
     action: ClassVar[str] = "reader.where"
     export: str
     stream: str
     reader: str
-    agent: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

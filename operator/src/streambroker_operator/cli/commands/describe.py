@@ -27,7 +27,7 @@ from streambroker_operator.cli.io.targets import (
     read_targets,
     select_items,
 )
-from streambroker_operator.cli.output.table import as_yaml, shard_agents_text, shorten
+from streambroker_operator.cli.output.table import as_yaml, shorten
 from streambroker_operator.errors import RequestError
 
 MAX_NEAREST = 5
@@ -209,24 +209,13 @@ def _describe_pe(client: BrokerClient, kind: str, item: Item) -> str:
         f"View:      {item.get('version') or '-'}",
         f"Exports:   {', '.join(item['exports']) or '-'}",
         f"Imports:   {', '.join(item['imports']) or '-'}",
-        f"Shards:    {shard_agents_text(item.get('fellows', ()))}",
         *_block(
             "Routes",
             _truncate([f"{r['export']} -> {r['import']}  {r['policy']}" for r in routes], "routes"),
         ),
-        *_to_do_block([*_silence_advice(item), *_away_advice(item)]),
+        *_to_do_block(_silence_advice(item)),
     ]
     return _text(lines)
-
-
-def _away_advice(item: Item) -> list[str]:
-    return [
-        terminal.one_line(
-            f"Its shard agent {one['pe']} is away: {one['away']} Data stored there cannot be read."
-        )
-        for one in item.get("fellows", ())
-        if one["away"]
-    ]
 
 
 def _silence_advice(item: Item) -> list[str]:

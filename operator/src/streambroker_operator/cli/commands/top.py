@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -33,7 +33,6 @@ from streambroker_operator.cli.io.terminal import (
     format_duration,
     format_size,
     is_terminal,
-    one_line,
     paint,
     print_text,
 )
@@ -43,7 +42,6 @@ from streambroker_operator.cli.output.table import (
     Table,
     as_json,
     as_yaml,
-    shard_agents_text,
 )
 from streambroker_operator.errors import RequestError
 
@@ -58,13 +56,12 @@ _STATE_ORDER = ("waits", "away", "flows", "idle", "ended", "stale", "unknown")
 
 
 class TopSnapshot(NamedTuple):
-    """Routes with metrics, shard agents of exporting agents by PE, and reports of their jobs.
+    """Routes with metrics, and reports of their jobs.
 
     The reports are side inputs, pattern rules, and operators that wait for the watermark.
     """
 
     routes: Sequence[Item]
-    shard_agents: Mapping[str, Sequence[Item]]
     sides: Sequence[Item] = ()
     rules: Sequence[Item] = ()
     waiting: Sequence[Item] = ()
@@ -96,16 +93,12 @@ def _top(options: argparse.Namespace) -> int:
     def ask() -> TopSnapshot:
         response = client.call("GET", "/top", namespace=namespace)
         routes = sorted(_select_routes(response["routes"], targets), key=_SORT_KEYS[options.sort])
-        homes = {route["export"].rpartition("/")[0] for route in routes}
-        shard_agents = response.get("fellows", {})
-        pes = homes | {route["import"].rpartition("/")[0] for route in routes}
+        pes = {route[end].rpartition("/")[0] for route in routes for end in ("export", "import")}
         jobs = [
             [item for item in response.get(section, ()) if not options.words or item["pe"] in pes]
             for section in ("sides", "rules", "ruleWaiting")
         ]
-        return TopSnapshot(
-            routes, {pe: agents for pe, agents in shard_agents.items() if pe in homes}, *jobs
-        )
+        return TopSnapshot(routes, *jobs)
 
     if options.once or options.output not in ("table", "wide") or not is_terminal():
         return _print_once(ask(), options.output, namespace)
@@ -150,10 +143,10 @@ def _select_routes(routes: Sequence[Item], targets: Sequence[Target]) -> list[It
 
 
 def _print_once(snapshot: TopSnapshot, output: str, namespace: str) -> int:
-    routes, shard_agents, sides, rules, waiting = snapshot
+    routes, sides, rules, waiting = snapshot
     if output == "json":
         jobs = {"sides": list(sides), "rules": list(rules), "ruleWaiting": list(waiting)}
-        print_text(as_json({"routes": list(routes), "fellows": shard_agents, **jobs}))
+        print_text(as_json({"routes": list(routes), **jobs}))
     elif output == "yaml":
         print_text(as_yaml(routes))
     else:
@@ -161,7 +154,7 @@ def _print_once(snapshot: TopSnapshot, output: str, namespace: str) -> int:
         table = (
             route_lines(routes) if output == "wide" else route_lines(routes, namespace=namespace)
         )
-        print_text("\n".join([*table, *job_lines, *shard_agent_lines(shard_agents)]) + "\n")
+        print_text("\n".join([*table, *job_lines]) + "\n")
     return OK
 
 
@@ -202,7 +195,6 @@ def render_screen(
     lines = [paint(head[:columns], "bold")]
     if note:
         lines.append(paint(note[:columns], "yellow"))
-    lines += [line[:columns] for line in shard_agent_lines(snapshot.shard_agents)[: rows // 4]]
     lines += side_lines(snapshot.sides, now.timestamp(), columns)[: rows // 3]
     lines += rule_lines(snapshot.rules, snapshot.waiting, columns)[: rows // 4]
     room = max(1, rows - 1 - len(lines))
@@ -232,17 +224,6 @@ def route_lines(
 
 def _without_prefix(prefix: str, cell: Callable[[Item], str]) -> Callable[[Item], str]:
     return lambda route: cell(route).removeprefix(prefix)
-
-
-def shard_agent_lines(shard_agents: Mapping[str, Sequence[Item]]) -> list[str]:
-    """Return a line per shard agent that is away, then one per agent with shard agents."""
-    away = [agent for agents in shard_agents.values() for agent in agents if agent["away"]]
-    away_lines = [f"{agent['pe']} is away: {agent['away']}" for agent in away]
-    lines = [
-        f"shard agents of {home}: {shard_agents_text(agents)}"
-        for home, agents in shard_agents.items()
-    ]
-    return [one_line(line) for line in (*away_lines, *lines)]
 
 
 def route_state(route: Item) -> str:

@@ -159,12 +159,6 @@ def subscription_text(spec: Item) -> str:
     return shorten(", ".join(f"stream {name}" for name in names)) or "-"
 
 
-def shard_agents_text(shard_agents: Sequence[Item]) -> str:
-    """Return the PE numbers of shard agents; those that do not answer are marked."""
-    names = (f"{f['pe'].rpartition('/')[2]}{' (away)' if f['away'] else ''}" for f in shard_agents)
-    return ", ".join(names) or "-"
-
-
 def properties_text(properties: Item) -> str:
     """Return properties on one line."""
     parts = (
@@ -219,7 +213,6 @@ _COLUMNS: Mapping[str, Columns[Item]] = {
         "SEEN": lambda item: format_age(item.get("seen")),
         "EXPORTS": lambda item: ",".join(item["exports"]) or "-",
         "IMPORTS": lambda item: ",".join(item["imports"]) or "-",
-        "FELLOWS": lambda item: shard_agents_text(item.get("fellows", ())),
     },
     "routes": {
         "EXPORT": lambda item: item["export"],

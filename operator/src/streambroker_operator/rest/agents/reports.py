@@ -26,7 +26,6 @@ from streambroker_core.wire.reports.rule_metrics import (
 )
 from streambroker_core.wire.reports.rule_status import RuleStatusMap, read_statuses
 from streambroker_core.wire.reports.side_status import SideStatus, read_sides, write_side
-from streambroker_operator.agents.liveness import ShardAgentInfo
 from streambroker_operator.rest.guard.authentication import QUIET
 from streambroker_operator.rest.guard.rate_limits import caller_name
 from streambroker_operator.rest.http.paths import API, REPORT
@@ -38,7 +37,6 @@ from streambroker_operator.rest.http.requests import (
 )
 from streambroker_operator.rest.http.responses import json_answer, long_answer
 from streambroker_operator.rest.lists.list_cache import LIST_CACHES
-from streambroker_operator.runtime.bodies import shard_agent_bodies
 
 REPORT_INTERVAL_S = 30
 """Report interval of an agent, in seconds."""
@@ -50,7 +48,6 @@ MIN_RATE_INTERVAL_S = 0.5
 """Minimum interval of two reports for a rate, in seconds."""
 MAX_PES = 20_000
 MAX_READERS = 2_000
-MAX_SHARD_AGENTS = 256
 MAX_DAMAGED = 100
 MAX_DAMAGE = 1_000
 """Maximum length of the published damage of one log, in characters."""
@@ -112,7 +109,6 @@ class Report:
     ended: Mapping[str, bool]
     damaged: Mapping[str, str]
     states: Mapping[str, int]
-    shard_agents: tuple[ShardAgentInfo, ...] = ()
     rules: RuleStatusMap = field(default_factory=dict)
     more_rules: bool = False
     sides: tuple[SideStatus, ...] = ()
@@ -232,21 +228,6 @@ def _rate(
     return round(grown / (report.at - base.at), 3)
 
 
-def shard_agents_by_pe(
-    routes: Iterable[Route], reports: Mapping[PeKey, AgentReports], namespace: str, now: float
-) -> dict[str, list[dict[str, Any]]]:
-    """Return the shard agents of exporting agents in a namespace (``*``: all), by PE.
-
-    Stale reports are ignored; `now` is monotonic time in seconds.
-    """
-    homes = {r.export.owner for r in routes if namespace in ("*", r.export.namespace)}
-    return {
-        str(home): shard_agent_bodies(reports[home][0].shard_agents)
-        for home in sorted(homes & reports.keys(), key=str)
-        if reports[home][0].shard_agents and now - reports[home][0].at <= STALE_S
-    }
-
-
 def reported_items(
     reports: Mapping[PeKey, AgentReports],
     namespace: str,
@@ -265,10 +246,8 @@ def reported_items(
     ]
 
 
-def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
+def read_report(body: object, at: float) -> Report:
     """Parse a report that arrived at `at` (monotonic, in seconds); ignore unknown members.
-
-    The shard agents must be of the job of `pe`.
 
     Raises:
         ManifestError: a field is invalid; the error names it.
@@ -304,29 +283,12 @@ def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
             _route_state(route_metrics, pair in waiting, ended.get(pair[0], False))
             for pair, route_metrics in metrics.items()
         ),
-        shard_agents=_read_shard_agents(Fields(body), pe),
         rules=read_statuses(Fields(body).child("patterns").child("rules")),
         more_rules=Fields(body).child("patterns").boolean("more", False),
         sides=read_sides(Fields(body), "sides"),
         rule_metrics=read_all_metrics(Fields(body), "ruleFigures"),
         rule_waiting=read_all_watermark_waits(Fields(body), "ruleWaiting"),
     )
-
-
-def _read_shard_agents(fields: Fields, home: PeKey | None) -> tuple[ShardAgentInfo, ...]:
-    shard_agents = []
-    for number, entry in enumerate(fields.items("fellows", max_items=MAX_SHARD_AGENTS)):
-        entry_fields = fields.entry("fellows", number, entry)
-        pe = PeKey.parse(entry_fields.text("pe"))
-        if home is not None and (pe.namespace, pe.job) != (home.namespace, home.job):
-            raise entry_fields.error_at(
-                "pe", f"is {pe}, which does not belong to the job of {home}"
-            )
-        away = entry_fields.optional_text("away", longest=1_000)
-        shard_agents.append(
-            ShardAgentInfo(pe=pe, active=entry_fields.boolean("active", True), away_reason=away)
-        )
-    return tuple(shard_agents)
 
 
 def _is_read_to_end(metrics: RouteMetrics | None) -> bool:
@@ -367,9 +329,8 @@ REPORTS = web.AppKey("reports", Reports)
 async def put_report(request: web.Request) -> web.Response:
     """Store an agent's report; return the interval to the next one."""
     pe = require_pe(request)
-    report = read_report(await json_body(request), time.monotonic(), pe)
+    report = read_report(await json_body(request), time.monotonic())
     request.app[RUNTIME].liveness.note_contact(pe)
-    request.app[RUNTIME].liveness.set_shard_agents(pe, report.shard_agents)
     request.app[RUNTIME].rules.apply_report(pe, report.rules, more=report.more_rules)
     changed = request.app[RUNTIME].export_reports.apply_damage(pe, report.damaged)
     request.app[RUNTIME].change_log.publish_exports(changed)
@@ -382,9 +343,8 @@ async def put_report(request: web.Request) -> web.Response:
 async def get_top(request: web.Request) -> web.Response:
     """Return the routes that touch a namespace, or all with ``?namespace=*``, with metrics.
 
-    The response also has the shard agents of exporting agents in that namespace, and side inputs
-    and pattern rules of their jobs. It is encoded in a thread, one request at a time, because it
-    may be long.
+    The response also has side inputs and pattern rules of their jobs. It is encoded in a thread,
+    one request at a time, because it may be long.
     """
     namespace, caller = parse_namespace_or_all(request), caller_name(request)
     cache = request.app[LIST_CACHES].routes
@@ -395,7 +355,6 @@ async def get_top(request: web.Request) -> web.Response:
 
         def answer() -> web.Response:
             selected = cached.in_namespace(namespace)
-            shard_agents = shard_agents_by_pe(selected, agent_reports, namespace, now)
             selectors: dict[str, Callable[[Report], Iterable[dict[str, Any]]]] = {
                 "sides": lambda report: map(write_side, report.sides),
                 "rules": lambda report: map(write_metrics, report.rule_metrics),
@@ -406,6 +365,6 @@ async def get_top(request: web.Request) -> web.Response:
                 for name, select in selectors.items()
             }
             rows = top_rows(selected, agent_reports, now)
-            return long_answer({"routes": rows, "fellows": shard_agents, **job_items})
+            return long_answer({"routes": rows, **job_items})
 
         return await asyncio.to_thread(answer)

@@ -24,8 +24,6 @@ MAX_REPORT_BYTES = 60_000
 """Maximum bytes of a report; the broker accepts 64 KiB."""
 MAX_DAMAGED_SEGMENTS = 10
 """Maximum number of damaged segments in a report."""
-MAX_REASON = 200
-"""Maximum characters of a shard agent's error."""
 _READER_LIMITS = (1_000, 300, 100, 30, 10, 0)
 _RECEIVED_FIELDS = ("lagEpochs", "duplicates", "successors")
 _COPIED_FIELDS = (
@@ -53,7 +51,6 @@ def build_report(status: Mapping[str, Any], limit: int = MAX_REPORT_BYTES) -> di
                 for key, export in status["exports"].items()
             },
             "imports": _report_imports(status["imports"]["readers"], count),
-            "fellows": _report_shard_agents(status.get("fellows", {})),
             **({"sides": sides[:count]} if sides else {}),
             **_report_rules(status, count),
             **({"patterns": status["patterns"]} if "patterns" in status else {}),
@@ -69,17 +66,6 @@ def _report_rules(status: Mapping[str, Any], limit: int) -> dict[str, Any]:
     waiting = sorted(waiting, key=lambda one: -one["rows"])[:limit]
     parts = {"ruleFigures": metrics, "ruleWaiting": waiting}
     return {name: values for name, values in parts.items() if values}
-
-
-def _report_shard_agents(shard_agents: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "pe": pe,
-            "active": shard_agent["active"],
-            "away": None if shard_agent["away"] is None else shard_agent["away"][:MAX_REASON],
-        }
-        for pe, shard_agent in sorted(shard_agents.items())
-    ]
 
 
 def _report_export(export: Mapping[str, Any], limit: int) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from pe_agent.agent.exports.epoch_writer import EpochWriter, to_ledger_epoch
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.publisher import ExportPublisher
 from pe_agent.agent.exports.reader_plans import ReaderPlans
-from pe_agent.agent.exports.shard_coordinator import ShardCoordinator, StageSealer
 from pe_agent.agent.exports.state_codec import decode_reader, restore_publisher
 from pe_agent.agent.exports.status import (
     format_time,
@@ -44,17 +43,14 @@ class AgentExport:
     Public methods are thread-safe.
     """
 
-    def __init__(self, state: ExportState, agents: StageSealer | None = None) -> None:
+    def __init__(self, state: ExportState) -> None:
         self.key = state.key
         self.state = state
         self.epochs = EpochWriter(state)
-        self.shards = ShardCoordinator(state, agents)
         self.backpressure = Backpressure(state)
         self.control = ControlSender(state, self.epochs)
-        self.publisher = ExportPublisher(
-            state, self.epochs, self.shards, self.backpressure, self.control
-        )
-        self.plans = ReaderPlans(state, self.shards, self.backpressure)
+        self.publisher = ExportPublisher(state, self.epochs, self.backpressure, self.control)
+        self.plans = ReaderPlans(state, self.backpressure)
         self._withdrawn_at: float | None = None
         self._view_limits: RetentionLimits | None = state.store.value(
             f"limits/{self.key}", lambda text: RetentionLimits(**json.loads(text)), None
@@ -113,7 +109,6 @@ class AgentExport:
         stream = Stream(opened.id)
         self.state.ledger.streams[opened.id] = stream
         self.state.add_stream(opened)
-        self.shards.forget_released(opened)
         stream.sealed = sealed
         for m in sorted(opened.manifests.values(), key=lambda m: m.epoch):
             stream.skip_to(m.epoch, m.rows_before)

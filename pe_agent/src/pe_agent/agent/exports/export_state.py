@@ -47,8 +47,7 @@ class ExportState:
 
     Attributes:
         lock: guards the state and the objects built on it; rows are written outside it.
-        publishing: held for a whole publish, including calls to shard agents; acquired before
-            ``lock``.
+        publishing: held for a whole publish; acquired before ``lock``.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ import logging
 import secrets
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,12 +20,6 @@ from pe_agent.agent.exports.backpressure import Backpressure
 from pe_agent.agent.exports.control_sender import ControlSender
 from pe_agent.agent.exports.epoch_writer import EpochWriter
 from pe_agent.agent.exports.export_state import ExportState
-from pe_agent.agent.exports.shard_coordinator import (
-    CommitRequest,
-    SealedStage,
-    ShardCoordinator,
-    join_blocks,
-)
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, ManifestControl, Stage
 from pe_agent.log.errors import LogError
@@ -34,7 +29,7 @@ from streambroker_core.control.tuples.epoch_control import (
 )
 from streambroker_core.control.tuples.window_bounds import make_control_head
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.publisher import PublisherBusy
+from streambroker_core.ledger.publisher import Publisher, PublisherBusy
 
 log = logging.getLogger("pe_agent")
 
@@ -68,6 +63,32 @@ class StageTooLargeError(StreambrokerError):
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Commit:
+    """Commit of a driver; see `ExportPublisher.publish`. ``rows`` is the total of the stages."""
+
+    query: str
+    run: str
+    batch: int
+    stages: Sequence[dict[str, Any]]
+    ddl: str | None
+    rows: int
+    control: Sequence[IndexedControl]
+    schema: pa.Schema | None
+
+    def is_new(self, publisher: Publisher, now: float) -> bool:
+        """Return whether the batch is to be published; raises like core's `Publisher.publish`."""
+        return publisher.publish(
+            query=self.query,
+            run=self.run,
+            batch=self.batch,
+            rows=self.rows,
+            schema=self.ddl,
+            now=now,
+            control=len(self.control),
+        )
+
+
 class ExportPublisher:
     """Requests of the publishing query to an export. Public methods are thread-safe."""
 
@@ -75,7 +96,6 @@ class ExportPublisher:
         self,
         state: ExportState,
         epochs: EpochWriter,
-        shards: ShardCoordinator,
         backpressure: Backpressure,
         control: ControlSender,
     ) -> None:
@@ -84,7 +104,6 @@ class ExportPublisher:
         self._ledger = state.ledger
         self._key = state.key
         self._epochs = epochs
-        self._shards = shards
         self._backpressure = backpressure
         self._control = control
         self._admitted: tuple[str, int] | None = None
@@ -98,12 +117,8 @@ class ExportPublisher:
         batch: int,
         ddl: str,
         renewed: int | None,
-        schema: pa.Schema | None = None,
     ) -> dict[str, Any]:
         """Decide whether a task may stage rows now (action ``publisher.admit``).
-
-        A task that passes the schema of its rows may be sent to shard agents. The response then
-        names export and stream, the staging shard agents, and the byte limit of a batch at each.
 
         Returns:
             ``{"admitted": true}``, or ``{"occupied": …}`` while another query's lease runs, or
@@ -140,17 +155,7 @@ class ExportPublisher:
                 if waiting:
                     return {"waiting": waiting}
             self._admitted = (run, batch)
-            agents = self._shards.agents
-            shard_agents = agents.staging_agents() if agents and schema is not None else []
-            if not shard_agents:
-                return {"admitted": True}
-            return {
-                "admitted": True,
-                "home": self._key,
-                "stream": self._epochs.stream_for_batch(query, batch, ddl, schema).id,
-                "limit": self._batch_limit(),
-                "fellows": shard_agents,
-            }
+            return {"admitted": True}
 
     def stage(
         self,
@@ -238,7 +243,7 @@ class ExportPublisher:
         ddl = None if ddl is None else sys.intern(ddl)  # one copy in memory for all epochs
         rows = sum(s["rows"] for s in stages)
         placed = deduplicate_indexed(control, rows, f"batch {batch} of {self._key}", query)
-        request = CommitRequest(
+        request = _Commit(
             query=query,
             run=run,
             batch=batch,
@@ -249,9 +254,9 @@ class ExportPublisher:
             schema=schema,
         )
         with self._state.publishing:
-            return self._publish(request, self._shards.seal_remote_stages(request))
+            return self._publish(request)
 
-    def _publish(self, request: CommitRequest, sealed: Mapping[str, SealedStage]) -> dict[str, Any]:
+    def _publish(self, request: _Commit) -> dict[str, Any]:
         epoch: int | None = None
         with contextlib.ExitStack() as flight:
             with self._state.lock:
@@ -259,7 +264,7 @@ class ExportPublisher:
                 if not is_new:
                     self._discard_republished(request)
                 elif request.rows or request.control:
-                    manifest, stream = self._build_manifest(request, sealed)
+                    manifest, stream = self._build_manifest(request)
                     address = self._epochs.append(stream, manifest, request.control)
                     epoch = manifest.epoch
                     flight.enter_context(self._state.epoch_in_flight())
@@ -305,7 +310,7 @@ class ExportPublisher:
             "stream": None if epoch is None else stream.id,
         }
 
-    def _discard_republished(self, request: CommitRequest) -> None:
+    def _discard_republished(self, request: _Commit) -> None:
         for summary in request.stages:
             self._epochs.discard_stage(summary["stage"])
         self._epochs.sweep_stages()
@@ -314,36 +319,28 @@ class ExportPublisher:
         if request.query != self._publisher.query:
             self._state.save_publisher(durable=True)
 
-    def _build_manifest(
-        self, request: CommitRequest, sealed: Mapping[str, SealedStage]
-    ) -> tuple[Manifest, ExportStream]:
+    def _build_manifest(self, request: _Commit) -> tuple[Manifest, ExportStream]:
         named = [s for s in request.stages if s["rows"]]
         stream = self._stream_for_commit(request, staged=bool(named))
-        stages = {
-            s["stage"]: verify_stage(stream, s, f"export {self._key}")
-            for s in named
-            if s["stage"] not in sealed
-        }
+        stages = [verify_stage(stream, s, f"export {self._key}") for s in named]
         ledger_stream = self._ledger.streams[stream.id]
-        blocks, agents = join_blocks([sealed.get(s["stage"]) or stages[s["stage"]] for s in named])
         manifest = Manifest(
             epoch=ledger_stream.next,
             query=request.query,
             run=request.run,
             batch=request.batch,
             rows=request.rows,
-            bytes=sum(s.bytes for s in stages.values()) + sum(s.bytes for s in sealed.values()),
+            bytes=sum(s.bytes for s in stages),
             published=self._state.clock(),
             ddl=str(request.ddl),
             rows_before=ledger_stream.rows,
-            blocks=blocks,
-            agents=agents,
+            blocks=tuple(block for stage in stages for block in stage.blocks),
             gap=self._publisher.gap_before(request.batch),
             control=_manifest_control(ledger_stream.next, request.control),
         )
         return manifest, stream
 
-    def _stream_for_commit(self, request: CommitRequest, *, staged: bool) -> ExportStream:
+    def _stream_for_commit(self, request: _Commit, *, staged: bool) -> ExportStream:
         """Return the stream in which a batch is published; a batch without rows may open it."""
         stream = self._state.newest
         if not staged and request.schema is not None and request.ddl is not None:

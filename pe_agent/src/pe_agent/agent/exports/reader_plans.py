@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from pe_agent.agent.exports.backpressure import Backpressure
 from pe_agent.agent.exports.export_state import ExportState
-from pe_agent.agent.exports.shard_coordinator import ShardCoordinator
 from pe_agent.agent.exports.stream.block_reader import ReadRequest
 from pe_agent.agent.exports.stream.export_stream import ExportStream
-from pe_agent.agent.exports.stream.manifests import Manifest, RemoteBlock
+from pe_agent.agent.exports.stream.manifests import Manifest
 from pe_agent.agent.exports.stream.row_filter import schema_mismatch
 from pe_agent.log.errors import LogError
 from streambroker_core.errors import StreambrokerError
@@ -19,7 +18,6 @@ from streambroker_core.ledger.epochs import holes
 from streambroker_core.ledger.losses import MissingRange, find_missing
 from streambroker_core.ledger.offset import column_names
 from streambroker_core.ledger.plan import Plan, PlanRequest
-from streambroker_core.ledger.planner import OvertakenError
 
 log = logging.getLogger("pe_agent")
 
@@ -29,18 +27,15 @@ class RegisteredPlan:
     """A plan that was registered again.
 
     Attributes:
-        blocks: rows and bytes of its blocks, with the 1-based index in ``agents`` for blocks at
-            shard agents: ``{stream: {epoch: [[rows, bytes], [rows, bytes, agent], …]}}``.
-        missing: epochs omitted because they are lost, here or at a shard agent:
-            ``{stream: [(first, next, rows), …]}``, rows None if unknown. Only for lossy readers.
-        agents: PEs of the shard agents with some of the blocks.
+        blocks: rows and bytes of its blocks: ``{stream: {epoch: [(rows, bytes), …]}}``.
+        missing: epochs omitted because they are lost: ``{stream: [(first, next, rows), …]}``, rows
+            None if unknown. Only for lossy readers.
         order: the streams, in publishing order.
         control: epochs with control tuples, by stream.
     """
 
-    blocks: dict[str, dict[int, list[list[int]]]]
+    blocks: dict[str, dict[int, list[tuple[int, int]]]]
     missing: dict[str, list[MissingRange]]
-    agents: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
     control: dict[str, list[int]] = field(default_factory=dict)
 
@@ -48,13 +43,10 @@ class RegisteredPlan:
 class ReaderPlans:
     """Requests of readers to an export. Public methods are thread-safe."""
 
-    def __init__(
-        self, state: ExportState, shards: ShardCoordinator, backpressure: Backpressure
-    ) -> None:
+    def __init__(self, state: ExportState, backpressure: Backpressure) -> None:
         self._state = state
         self._ledger = state.ledger
         self._deliveries = state.deliveries
-        self._shards = shards
         self._backpressure = backpressure
         self._stored_readers = set[str]()
         """Readers that are in the object storage, if the export demands it."""
@@ -139,8 +131,6 @@ class ReaderPlans:
         registrations omit them, too, and finishing the plan counts them as lost.
 
         Raises:
-            AgentUnreachableError: a shard agent does not report its parts, and the reader is
-                lossy: unreachable parts are not lost.
             DataLossError: epochs are missing, and the reader is not lossy.
             NotRoutedError: its route is gone, and some of the epochs were never granted to it.
             OvertakenError: a later call of the reader was handled before.
@@ -153,22 +143,15 @@ class ReaderPlans:
             self._deliveries.begin_plan(request.reader, filter_, columns)
             self._update_planned_since(request.reader, before)
             self._state.save_reader(request.reader)
-        broken = self._shards.find_broken(ranges) if request.skip_lost else {}
-        with self._state.lock:
-            missing = self._skipped_epochs(request, ranges, broken)
-            agents: list[str] = []
-            blocks = {
-                s: self._list_blocks(s, *ranges[s], missing.get(s, ()), agents) for s in ranges
-            }
+            missing = self._skipped_epochs(request, ranges)
+            blocks = {s: self._list_blocks(s, *ranges[s], missing.get(s, ())) for s in ranges}
             order = tuple(s for s in self._ledger.streams if s in ranges)
             control = {s: self._epochs_with_control(s, blocks[s]) for s in ranges}
         for name, skipped in missing.items():
             log.warning(
                 "reader %s continues without epochs %s of %s", request.reader, skipped, name
             )
-        return RegisteredPlan(
-            blocks=blocks, missing=missing, agents=tuple(agents), order=order, control=control
-        )
+        return RegisteredPlan(blocks=blocks, missing=missing, order=order, control=control)
 
     def _epochs_with_control(self, stream: str, epochs: Iterable[int]) -> list[int]:
         export_stream = self._state.streams.get(stream)
@@ -180,18 +163,12 @@ class ReaderPlans:
         self,
         request: PlanRequest,
         ranges: Mapping[str, tuple[int, int]],
-        broken: Mapping[str, Collection[int]],
     ) -> dict[str, list[MissingRange]]:
         """Return the epochs omitted from a plan; stored before the reader gets the response."""
-        planned = self._planned_ranges(request.reader)
-        if any(planned.get(s) != ranges[s] for s in ranges if s in self._ledger.streams):
-            raise OvertakenError(f"reader {request.reader} has another plan now.")
         delivery = self._deliveries.for_reader(request.reader)
         missing: dict[str, list[MissingRange]] = {}
         if request.skip_lost:
-            missing = find_missing(
-                self._ledger.streams, ranges, broken=broken, before=delivery.missed
-            )
+            missing = find_missing(self._ledger.streams, ranges, before=delivery.missed)
         if missing != delivery.missed:
             delivery.missed = missing
             self._state.save_reader(request.reader)
@@ -203,12 +180,11 @@ class ReaderPlans:
         first: int,
         next_: int,
         missing: Collection[MissingRange],
-        agents: list[str],
-    ) -> dict[int, list[list[int]]]:
+    ) -> dict[int, list[tuple[int, int]]]:
         export_stream = self._state.streams.get(stream)
         manifests = {} if export_stream is None else export_stream.manifests
         return {
-            n: _encode_blocks(manifests[n], agents)
+            n: [(b.rows, b.bytes) for b in manifests[n].blocks]
             for low, high in holes(((g[0], g[1]) for g in missing), first, next_)
             for n in self._state.present_epochs(stream, low, high)
             if n in manifests
@@ -323,12 +299,3 @@ class ReaderPlans:
     def _belongs_to(self, reader: str, import_: str) -> bool:
         known = self._ledger.readers.get(reader)
         return known is not None and known.import_ == import_
-
-
-def _encode_blocks(manifest: Manifest, agents: list[str]) -> list[list[int]]:
-    agents += [pe for pe in manifest.agents if pe not in agents]
-    numbers = [agents.index(pe) + 1 for pe in manifest.agents]
-    return [
-        [b.rows, b.bytes, *([numbers[b.agent - 1]] if isinstance(b, RemoteBlock) else [])]
-        for b in manifest.blocks
-    ]

@@ -11,7 +11,6 @@ from typing import Any
 
 from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.exports.export_state import ExportState
-from pe_agent.agent.exports.shard_coordinator import StageSealer
 from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.state.declarations import Declarations, PortNotDeclaredError
 from pe_agent.agent.state.store import Store
@@ -47,7 +46,6 @@ class ExportRegistry:
         notifier: Notifier,
         declarations: Declarations,
         report_due: threading.Event,
-        agents: StageSealer,
         storage: StorageTier | None = None,
     ) -> None:
         """Create without exports; ``report_due`` is set when one ends or resumes."""
@@ -59,7 +57,6 @@ class ExportRegistry:
         self._notifier = notifier
         self._declarations = declarations
         self._report_due = report_due
-        self._agents = agents
         self._storage = storage
         self._exports: dict[str, AgentExport] = {}
         self._tick_errors: dict[str, str] = {}
@@ -96,7 +93,7 @@ class ExportRegistry:
                     notify=partial(self._on_change, key),
                     storage=self._storage,
                 )
-                self._exports[key] = AgentExport(state, self._agents)
+                self._exports[key] = AgentExport(state)
                 self.apply_declared_limits(self._exports[key])
             return self._exports[key]
 

@@ -44,7 +44,6 @@ def reader_metrics(reader: Reader, delivery: ReaderDelivery, now: float) -> dict
         "planned": {s: list(c.planned) for s, c in reader.cursors.items() if c.planned},
         "delivered": delivery.delivered,
         "filtered": delivery.filtered,
-        "counting": sum(rows for _, _, _, rows, _ in delivery.owed),
         "dropped": [delivery.dropped_epochs, delivery.dropped_rows],
         "duplicates": [delivery.duplicate_epochs, delivery.duplicate_rows],
         "lost": [delivery.lost_epochs, delivery.lost_rows],

@@ -17,7 +17,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.losses import MissingRange
 from streambroker_core.ledger.offset import BlockRange, Offset, cut_slices, ranges, sum_losses
 from streambroker_core.model import port_of
-from streambroker_core.wire.agent_rpc.peer import PeerReplan, PeerWhere, RegisteredPlan
+from streambroker_core.wire.agent_rpc.peer import PeerReplan, RegisteredPlan
 from streambroker_core.wire.agent_rpc.reader import (
     Busy,
     Located,
@@ -25,10 +25,6 @@ from streambroker_core.wire.agent_rpc.reader import (
     ReaderWhere,
     Slices,
 )
-
-
-class ShardAgentSilentError(AgentUnreachableError):
-    """A shard agent does not respond although the exporter does: unavailable, but not lost."""
 
 
 class PlanRefusedError(StreambrokerError):
@@ -91,8 +87,6 @@ class SlicePlanner:
             batch = _ExportBatch(start, end, export_ranges, lossy, request.control, parts)
             try:
                 cut_, missing = self._plan_export(reader, export, batch)
-            except ShardAgentSilentError:
-                raise
             except (AgentUnreachableError, PlanRefusedError):
                 if not (give_up and self._is_unrouted(reader, export)):
                     raise
@@ -202,10 +196,6 @@ class SlicePlanner:
             # Exporters of the previous release send no grant, and need none.
             **({} if response.grant is None else {"grant": response.grant}),
         }
-        at: list[dict[str, str]] = [{}] + [
-            {"location": one.location, "agent": one.pe, "grant": one.grant}
-            for one in response.agents
-        ]
         slices = []
         for stream in response.order or response.blocks:
             epochs = response.blocks[stream]
@@ -217,13 +207,13 @@ class SlicePlanner:
             slices += [
                 {
                     **common,
-                    **at[agent],
                     "stream": stream,
                     "pieces": [[p.epoch, p.first, p.last] for p in pieces],
-                    **(numbers.for_slice(agent, pieces) if numbers else {}),
+                    **(numbers.for_slice(pieces) if numbers else {}),
                 }
-                for agent, sizes in _group_by_agent(epochs).items()
-                for pieces in cut_slices(sizes)
+                for pieces in cut_slices(
+                    {int(n): [size for _, size in of] for n, of in epochs.items()}
+                )
             ]
             if numbers and (control := response.control.get(stream)):
                 slices.append({**common, **numbers.for_control(stream, control)})
@@ -234,21 +224,10 @@ class SlicePlanner:
         """Return the current address of an export's agent, for a task that has lost it.
 
         Raises:
-            AgentUnreachableError: the export's own agent, which knows its shard agents, is away.
+            AgentUnreachableError: no route leads to the export.
         """
         reader = self._state.readers[request.reader]
-        location, capability = self._state.find_route(reader, request.export)
-        if request.agent is None:
-            return Located(location=location)
-        where = PeerWhere(
-            export=request.export,
-            import_=reader.import_,
-            reader=reader.id,
-            pe=request.agent,
-            capability=capability,
-            pass_=reader.passes.get(request.export),
-        )
-        return send(AgentClient(location), where, timeout=PLAN_SECONDS)
+        return Located(location=self._state.find_route(reader, request.export)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,34 +238,33 @@ class _RowNumbers:
         stream_number: number of the stream in the batch.
         rows: total rows.
         epochs: rows before each epoch.
-        blocks: rows before each block, by agent and epoch.
+        blocks: rows before each block, by epoch.
     """
 
     stream_number: int
     rows: int
     epochs: Mapping[int, int]
-    blocks: Mapping[int, Mapping[int, list[int]]]
+    blocks: Mapping[int, list[int]]
 
     @staticmethod
     def from_epochs(stream_number: int, epochs: Mapping[str, list[list[int]]]) -> _RowNumbers:
         """Count the rows of a stream's epochs from the exporter's block lists."""
         before, rows = dict[int, int](), 0
-        blocks: dict[int, dict[int, list[int]]] = {}
+        blocks: dict[int, list[int]] = {}
         for number, of in sorted((int(n), of) for n, of in epochs.items()):
             before[number] = rows
-            for count, _, *agent in of:
-                by_epoch = blocks.setdefault(agent[0] if agent else 0, {})
-                by_epoch.setdefault(number, []).append(rows)
+            blocks[number] = []
+            for count, _ in of:
+                blocks[number].append(rows)
                 rows += count
         return _RowNumbers(stream_number, rows, before, blocks)
 
-    def for_slice(self, agent: int, pieces: list[BlockRange]) -> dict[str, Any]:
+    def for_slice(self, pieces: list[BlockRange]) -> dict[str, Any]:
         """Return the row positions for a slice's ticket, by block."""
-        of = self.blocks[agent]
         return {
             "part": self.stream_number,
             "rows": self.rows,
-            "before": [n for p in pieces for n in of[p.epoch][p.first : p.last]],
+            "before": [n for p in pieces for n in self.blocks[p.epoch][p.first : p.last]],
             "numbered": True,
         }
 
@@ -313,15 +291,4 @@ def _register_plan(location: str, request: PeerReplan) -> RegisteredPlan:
     except AgentRefusedError as error:
         if error.code in ("DataLoss", "Revoked"):
             raise
-        if error.code == AgentUnreachableError.code:
-            raise ShardAgentSilentError(str(error)) from error
         raise PlanRefusedError(f"{error.code}: {error}") from error
-
-
-def _group_by_agent(epochs: Mapping[str, list[list[int]]]) -> dict[int, dict[int, list[int]]]:
-    """Return block bytes by agent, 0 for the exporter's own: block indices count per agent."""
-    result: dict[int, dict[int, list[int]]] = {}
-    for number, blocks in epochs.items():
-        for _, size, *agent in blocks:
-            result.setdefault(agent[0] if agent else 0, {}).setdefault(int(number), []).append(size)
-    return dict(sorted(result.items()))

@@ -49,7 +49,6 @@ from streambroker_core.wire.agent_rpc.peer import (
     PeerPlan,
     PeerReplan,
     PeerWatch,
-    PeerWhere,
 )
 
 log = logging.getLogger("pe_agent")
@@ -78,7 +77,6 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._actions.on(PeerReplan, plans.register)
         self._actions.on(PeerWatch, watching.watch)
         self._actions.on(PeerLeave, watching.leave)
-        self._actions.on(PeerWhere, plans.locate)
 
     # -- actions -----------------------------------------------------------------------------
 
@@ -156,12 +154,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         try:
             command = _parse_json(_check_size(descriptor.command or b""))
             parsed = True
-            if "home" in command:
-                summary = self._agent.shard_store.stage(
-                    command, reader.schema, _iterate_batches(reader)
-                )
-            else:
-                summary = self._stage(command, reader)
+            summary = self._stage(command, reader)
         except Exception as error:
             raise self._to_flight_error(error, "put", has_token=parsed) from None
         writer.write(pa.py_buffer(json.dumps(summary).encode()))

@@ -6,9 +6,9 @@ import time
 from typing import NamedTuple
 
 from pe_agent.agent.agent import Agent
+from pe_agent.agent.exports import read_grant as grants
 from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.server.caller_checks import equal_in_constant_time
-from pe_agent.agent.shards import read_grant as grants
 from streambroker_core.errors import CapabilityError, StreambrokerError
 from streambroker_core.ledger.routes import NotRoutedError
 from streambroker_core.model import port_of

@@ -6,22 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pe_agent.agent.agent import Agent
+from pe_agent.agent.exports import read_grant as grants
+from pe_agent.agent.exports.read_grant import Grant
 from pe_agent.agent.server.caller_checks import MAX_LEASE
 from pe_agent.agent.server.peer_access import AuthorizedRead, PeerAccess
-from pe_agent.agent.shards import read_grant as grants
-from pe_agent.agent.shards.read_grant import Grant
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.ledger.offset import column_names
 from streambroker_core.ledger.plan import Plan, PlanRequest
 from streambroker_core.wire.agent_rpc.peer import (
     PeerPlan,
     PeerReplan,
-    PeerWhere,
     Planned,
     RegisteredPlan,
     credentials,
 )
-from streambroker_core.wire.agent_rpc.reader import Located
 
 
 class PeerPlans:
@@ -75,13 +73,7 @@ class PeerPlans:
             gone=registered.missing,
             order=registered.order,
             control=registered.control,
-            agents=self._agent.shard_agents.issue_tickets(registered.agents, grant),
         )
-
-    def locate(self, request: PeerWhere) -> Located:
-        """Return the current address of a shard agent that has blocks of the caller's plan."""
-        self._access.authorize(credentials(request), planned=True)
-        return Located(location=self._agent.shard_agents.locate(request.pe))
 
 
 def to_plan_request(request: PeerPlan | PeerReplan, authorized: AuthorizedRead) -> PlanRequest:

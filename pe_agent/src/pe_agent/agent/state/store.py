@@ -42,9 +42,6 @@ CREATE TABLE IF NOT EXISTS streams (
 CREATE TABLE IF NOT EXISTS publishers (export TEXT PRIMARY KEY, state TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS readers (export TEXT, id TEXT, state TEXT NOT NULL,
     PRIMARY KEY (export, id));
-CREATE TABLE IF NOT EXISTS kept_streams (
-    stream TEXT PRIMARY KEY, export TEXT NOT NULL, query TEXT NOT NULL, ddl TEXT NOT NULL,
-    arrow BLOB NOT NULL);
 -- directories of logs that no stream has yet, or any more
 CREATE TABLE IF NOT EXISTS unnamed (owner TEXT, id TEXT, PRIMARY KEY (owner, id));
 CREATE TABLE IF NOT EXISTS own_readers (id TEXT PRIMARY KEY, state TEXT NOT NULL);

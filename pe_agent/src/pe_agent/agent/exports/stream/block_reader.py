@@ -103,7 +103,7 @@ class ReadRequest:
 
 
 class Readable(Protocol):
-    """Streams with read permissions: an export, or a shard stream opened by a grant."""
+    """Streams with read permissions."""
 
     @property
     def streams(self) -> Mapping[str, ExportStream]:
@@ -165,7 +165,7 @@ class BlockReader:
         """
         for epoch, first, last in read.pieces:
             manifest = _require_planned(export, read, epoch)
-            count = len(manifest.local_blocks)
+            count = len(manifest.blocks)
             if not 0 <= first <= last <= count:
                 raise NotPlannedError(
                     f"epoch {epoch} of stream {read.stream} has {count} blocks here, not"
@@ -208,7 +208,7 @@ class BlockReader:
         stream = export.streams.get(read.stream)
         if stream is None:
             raise NotPlannedError(f"stream {read.stream} is no longer in the log of this agent.")
-        block, epoch = manifest.local_blocks[index], manifest.epoch
+        block, epoch = manifest.blocks[index], manifest.epoch
         load = cache(partial(stream.read, block))
         if read.latest is not None:
             metadata["latest"] = self._latest_time(stream, read.latest, (epoch, index), load)

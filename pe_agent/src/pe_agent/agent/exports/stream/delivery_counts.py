@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Block
@@ -35,8 +34,6 @@ class ReaderDelivery:
         planned_since: time since which the current plan is pinned; None without a plan, and after
             its release because the reader was away for longer than grace.
         released_plans: number of such releases.
-        owed: counts due from shard agents: stream, epoch, PE, its rows of the epoch, and the
-            filter of the read.
     """
 
     delivered: int = 0
@@ -56,7 +53,6 @@ class ReaderDelivery:
     pending: dict[str, tuple[int, ...]] = field(default_factory=dict)
     missed: dict[str, list[MissingRange]] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
-    owed: list[list[Any]] = field(default_factory=list)
 
     def matches_plan(self, filter_: str | None, columns: Sequence[str] | None) -> bool:
         """Return whether the current plan has this filter and these columns."""
@@ -203,13 +199,10 @@ class DeliveryCounts:
         passed = self.passed_rows.get(reader, {}).get(stream.id, {}).get(epoch, {})
         passing = sum(
             passed[i] if i in passed else _count_passing(stream, block, delivery.filter)
-            for i, block in enumerate(manifest.local_blocks)
+            for i, block in enumerate(manifest.blocks)
         )
         delivery.delivered += passing
-        delivery.filtered += sum(b.rows for b in manifest.local_blocks) - passing
-        for pe in manifest.agents:
-            rows = sum(b.rows for b in manifest.blocks_at(pe))
-            delivery.owed.append([stream.id, epoch, pe, rows, delivery.filter])
+        delivery.filtered += manifest.rows - passing
 
 
 def _count_passing(stream: ExportStream, block: Block, filter_: str) -> int:

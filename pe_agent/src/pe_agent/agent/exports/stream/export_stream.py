@@ -49,12 +49,8 @@ class ExportStream:
         ddl: str,
         schema: pa.Schema,
         segment_bytes: int,
-        is_shard: bool = False,
     ) -> None:
-        """Build the index from the frames of an opened log.
-
-        With ``is_shard`` all stages are kept: a shard has no manifests of what is published.
-        """
+        """Build the index from the frames of an opened log."""
         self.id = id_
         self.log = log
         self.query = query
@@ -65,14 +61,14 @@ class ExportStream:
         self.stages = self._index.stages
         self.recovered_position = (0, 0)
         self.compactor = Compactor(id_, log, self._index, segment_bytes=segment_bytes)
-        self._recover(is_shard)
+        self._recover()
 
     @property
     def staged_bytes(self) -> int:
         """Bytes of the stages in the log."""
         return self._index.staged_bytes
 
-    def _recover(self, is_shard: bool) -> None:
+    def _recover(self) -> None:
         """Index the recovered frames; skip the blocks of published stages."""
         present = {s.number: s.end for s in self.log.segments()}
         ends: dict[str, tuple[dict[str, Any], Address]] = {}
@@ -89,14 +85,14 @@ class ExportStream:
             published[manifest.query] = max(manifest.batch, published.get(manifest.query, -1))
             if all(
                 b.address.offset + b.bytes <= present.get(b.address.segment, 0)
-                for b in manifest.local_blocks
+                for b in manifest.blocks
             ):
                 self._index.add_epoch(manifest, address)
         self._recover_stages(
             {
                 id_: (end, address)
                 for id_, (end, address) in ends.items()
-                if is_shard or end["batch"] > published.get(end["query"], -1)
+                if end["batch"] > published.get(end["query"], -1)
             }
         )
         self.log.forget_recovered()

@@ -2,9 +2,6 @@
 
 A stage is the output of one task: data frames that name the stage, closed by one stage-end frame.
 A manifest makes the stages of one batch an epoch. Both are JSON in the meta part of a frame.
-
-Stages may be stored at several agents of a job. The epoch's manifest is at the home of the export.
-Each *shard agent* with some of its blocks has a manifest of its own *part*.
 """
 
 from __future__ import annotations
@@ -13,22 +10,22 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from pe_agent.log.frames import Address
 from streambroker_core.control.tuples.window_bounds import ControlHead
 from streambroker_core.errors import StreambrokerError
 
 VERSION = 3
-"""Version of manifests with control tuples. Those with shard agents are written as version 2, all
-others as version 1, which every release reads."""
+"""Version of manifests with control tuples. All others are written as version 1, which every
+release reads. Version 2 was for blocks at several agents."""
 
 Meta: TypeAlias = bytes
 """The meta part of a frame: JSON in UTF-8."""
 
 
 class ManifestVersionError(StreambrokerError):
-    """A newer release wrote manifests in this log; the log is not changed."""
+    """Another release wrote manifests in this log, which this one cannot read; nothing changes."""
 
     code = "FormatUnknown"
 
@@ -53,27 +50,6 @@ class Block:
     def decode(data: list[int]) -> Block:
         """Decode from the log."""
         return Block(Address(data[0], data[1], data[2]), data[3])
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteBlock:
-    """One record batch at a shard agent; ``agent`` counts the manifest's agents from 1.
-
-    Only the shard agent knows its address, which may change. Its part lists blocks in this order.
-    """
-
-    agent: int
-    bytes: int
-    rows: int
-
-    def encode(self) -> list[int]:
-        """Return three numbers; a local block has four."""
-        return [self.agent, self.bytes, self.rows]
-
-    @staticmethod
-    def decode(data: list[int]) -> RemoteBlock:
-        """Decode from the log."""
-        return RemoteBlock(data[0], data[1], data[2])
 
 
 @dataclass(slots=True)
@@ -180,7 +156,6 @@ class Manifest:
     Attributes:
         rows_before: rows of the stream's earlier epochs.
         blocks: in the order of the partitions that wrote them.
-        agents: PEs of the shard agents with some of the blocks.
         gap: number of batches missing before it; see the ledger's epoch.
         control: summary of its control tuples, None if there are none.
     """
@@ -194,8 +169,7 @@ class Manifest:
     published: float
     ddl: str
     rows_before: int
-    blocks: tuple[Block | RemoteBlock, ...]
-    agents: tuple[str, ...] = ()
+    blocks: tuple[Block, ...]
     gap: int = 0
     control: ManifestControl | None = None
 
@@ -206,11 +180,10 @@ class Manifest:
 
     def encode(self) -> Meta:
         """Encode for the log."""
-        agents = {"agents": list(self.agents)} if self.agents else {}
         gap = {"gap": self.gap} if self.gap else {}
         return json.dumps(
             {
-                "v": self._version(),
+                "v": 1 if self.control is None else 3,
                 "epoch": self.epoch,
                 "query": self.query,
                 "run": self.run,
@@ -222,29 +195,28 @@ class Manifest:
                 "before": self.rows_before,
                 "control": [] if self.control is None else self.control.encode(),
                 "blocks": [b.encode() for b in self.blocks],
-                **agents,
                 **gap,
             }
         ).encode()
-
-    def _version(self) -> int:
-        """Return the lowest version that can represent this manifest."""
-        if self.control is not None:
-            return 3
-        return 2 if self.agents else 1
 
     @staticmethod
     def decode(meta: Meta) -> Manifest:
         """Decode a manifest frame's meta.
 
         Raises:
-            ManifestVersionError: a newer release wrote it.
+            ManifestVersionError: another release wrote it.
         """
         data = json.loads(meta)
         if data["v"] > VERSION:
             raise ManifestVersionError(
                 f"epoch {data.get('epoch')} has manifest version {data['v']}; this release reads up"
                 f" to {VERSION}. Start the agent of the release that wrote it, or a newer one."
+            )
+        if data.get("agents"):
+            raise ManifestVersionError(
+                f"epoch {data['epoch']} has rows at other agents of the job, written with `agents=`"
+                " of release 0.1.0. Start the agents of that release until all readers have"
+                " finished these epochs, or remove the data directory."
             )
         return Manifest(
             epoch=data["epoch"],
@@ -256,10 +228,7 @@ class Manifest:
             published=data["at"],
             ddl=data["ddl"],
             rows_before=data["before"],
-            blocks=tuple(
-                RemoteBlock.decode(b) if len(b) == 3 else Block.decode(b) for b in data["blocks"]
-            ),
-            agents=tuple(data.get("agents", ())),
+            blocks=tuple(Block.decode(b) for b in data["blocks"]),
             gap=data.get("gap", 0),
             control=ManifestControl.decode(data["epoch"], data["control"])
             if data["control"]
@@ -270,28 +239,3 @@ class Manifest:
     def rows_after(self) -> int:
         """Rows of the stream up to and including this epoch."""
         return self.rows_before + self.rows
-
-    @property
-    def local_blocks(self) -> tuple[Block, ...]:
-        """Blocks in the same log as the manifest; read requests count these."""
-        if not self.agents:
-            return cast("tuple[Block, ...]", self.blocks)
-        return tuple(b for b in self.blocks if isinstance(b, Block))
-
-    def blocks_at(self, pe: str) -> tuple[RemoteBlock, ...]:
-        """Return the blocks at a shard agent; read requests there count these."""
-        if pe not in self.agents:
-            return ()
-        number = self.agents.index(pe) + 1
-        return tuple(b for b in self.blocks if isinstance(b, RemoteBlock) and b.agent == number)
-
-
-def shard_identity(shard: Manifest) -> dict[str, Any]:
-    """Return what identifies a part of an epoch, from the shard agent's manifest."""
-    return {"run": shard.run, "batch": shard.batch, "rows": [b.rows for b in shard.local_blocks]}
-
-
-def expected_shard_identity(manifest: Manifest, pe: str) -> dict[str, Any]:
-    """Return the same for a shard agent's part, from the home's manifest."""
-    rows = [b.rows for b in manifest.blocks_at(pe)]
-    return {"run": manifest.run, "batch": manifest.batch, "rows": rows}

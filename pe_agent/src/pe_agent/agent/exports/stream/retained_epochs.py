@@ -1,7 +1,7 @@
 """Durable record of a stream's retained epochs, written before epochs are removed.
 
 The log alone cannot distinguish removed epochs from lost ones: its files may have been deleted or
-truncated while no agent ran. So removals are recorded first, here and for parts at shard agents.
+truncated while no agent ran. So removals are recorded first.
 Retention only shrinks, so an older record never replaces a newer one.
 """
 

@@ -53,9 +53,8 @@ class StreamDirectory:
         ddl: str,
         schema: pa.Schema,
         progress: Callable[[str, int, int], None] | None = None,
-        is_shard: bool = False,
     ) -> ExportStream:
-        """Create or recover the log of a stream; ``is_shard`` as in `ExportStream`."""
+        """Create or recover the log of a stream."""
         size, directory = self._segment_bytes, self._parent / id_
 
         def open_log(fetch: Callable[[int], None] | None) -> StreamLog:
@@ -71,9 +70,7 @@ class StreamDirectory:
         log = open_log(None) if storage is None else storage.open_log(id_, directory, open_log)
         if log.uploader is not None:
             log.uploader.is_required = self.is_required
-        return ExportStream(
-            id_, log=log, query=query, ddl=ddl, schema=schema, segment_bytes=size, is_shard=is_shard
-        )
+        return ExportStream(id_, log=log, query=query, ddl=ddl, schema=schema, segment_bytes=size)
 
     def add_orphan(self, id_: str, db: sqlite3.Connection | None = None) -> None:
         """Record an orphan, in the transaction ``db`` if passed."""

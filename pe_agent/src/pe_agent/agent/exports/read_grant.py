@@ -1,9 +1,8 @@
-"""Grants and passes: credentials that the home of an export gives to a reader.
+"""Grants and passes: credentials that the agent of an export gives to a reader.
 
 A grant lists the epochs planned for one reader, with filter and columns. It is signed with the
-token of the agent that has the blocks, which only processes of the job know. The home also checks
-its plan. A shard agent knows neither readers nor plans, and serves planned reads while the home is
-away. Text form: ``base64url(json)`` dot ``hex(mac)``.
+agent's token, which only processes of the job know. The agent also checks its plan. Text form:
+``base64url(json)`` dot ``hex(mac)``.
 
 A pass authenticates the reading agent: with it, the agent renews a reader's lease and registers its
 plan again without a valid capability. A reader's id alone is no credential: it is in checkpoints
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class GrantError(StreambrokerError):
-    """The home of the export has not granted this read; nothing was sent."""
+    """The agent of the export has not granted this read; nothing was sent."""
 
     code = "GrantInvalid"
 
@@ -53,7 +52,7 @@ class Grant:
 
 
 def sign(token: str, grant: Grant) -> str:
-    """Return the signed text of a grant for the agent with this token; deterministic."""
+    """Return the signed text of a grant of the agent with this token; deterministic."""
     body = canonical({"v": 1, **asdict(grant)})
     return f"{base64.urlsafe_b64encode(body).decode()}.{_mac(token, body)}"
 
@@ -92,7 +91,7 @@ def verify(token: str, text: object) -> Grant:
         body = b""
     if not body or not hmac.compare_digest(mac.encode(), _mac(token, body).encode()):
         raise GrantError(
-            "the read has no grant of its export's home for this agent; the next batch brings a"
+            "the read has no grant of its export's agent; the next batch brings a"
             " new one (was the agent's data directory replaced?)."
         )
     fields: dict[str, Any] = json.loads(body)

@@ -1,4 +1,4 @@
-"""A job of three agents and an importing one, written to and read by the source and sink classes.
+"""Two jobs whose agents run; tasks are those of the source and sink classes.
 
 Only Spark itself is missing: tasks are called one after the other, as its Python workers do.
 """
@@ -6,12 +6,8 @@ Only Spark itself is missing: tasks are called one after the other, as its Pytho
 from __future__ import annotations
 
 import contextlib
-import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,25 +18,11 @@ from pe_agent.datasource.options import Options
 from pe_agent.datasource.sink import Staged, StreambrokerStreamWriter
 from pe_agent.datasource.slice_reader import Slice
 from pe_agent.datasource.source import StreambrokerStreamReader
-from pe_agent.transport.flight_errors import AgentUnreachableError
-from support.agents.agents import AgentProcess, Pair, Reading, pair
+from support.agents.agents import AgentProcess, Pair, Reading
 from support.agents.exports import rows
-from support.processes.waiting import until
 
 STRUCT = StructType([StructField("n", LongType()), StructField("name", StringType())])
 FAR = 60.0
-
-CUT_AFTER_SEAL = """
-import os, signal, sys
-from pe_agent.agent import process
-from pe_agent.agent.shards.shard_agents import ShardAgents
-seal = ShardAgents.seal
-def cut(self, bodies):
-    seal(self, bodies)
-    os.kill(os.getpid(), signal.SIGKILL)
-ShardAgents.seal = cut
-sys.exit(process.main())
-"""
 
 
 @contextlib.contextmanager
@@ -70,68 +52,16 @@ def options_of(agent: AgentProcess, port: str, reconnect: float) -> Options:
 
 
 @dataclass
-class Job:
-    """The agents: ``pair`` has the home and the importer, ``fellows`` the other two of the job."""
-
-    pair: Pair
-    fellows: list[AgentProcess]
-
-    @property
-    def home(self) -> AgentProcess:
-        return self.pair.exporter
-
-    def announce(self, *named: AgentProcess) -> None:
-        """Say to the home which fellows it has, as the driver does; all if none is named."""
-        agents = [
-            {"pe": f.pe, "location": f.location, "token": f.address["token"]}
-            for f in named or self.fellows
-        ]
-        self.home.client.call("fellows", agents=agents)
-
-    def present(self) -> None:
-        """Wait until the home has heard of all fellows from now on."""
-        began = time.monotonic()
-
-        def heard() -> bool:
-            fellows = self.home.status()["fellows"].values()
-            since = time.monotonic() - began
-            return all(f["away"] is None and (f["seen"] or FAR) < since for f in fellows)
-
-        until(heard, FAR, "all fellows present")
-
-    def lose(self, fellow: AgentProcess) -> None:
-        """Let a fellow begin again with an empty data directory, as on a new volume."""
-        fellow.kill()
-        shutil.rmtree(fellow.home)
-        fellow.prepare()
-        fellow.start()
-        self.announce()
-        self.renew()
-
-    def renew(self) -> None:
-        """Say that the driver lives, so that no agent ends by itself."""
-        for agent in (self.pair.importer, self.home, *self.fellows):
-            until(partial(_renewed, agent), FAR, f"agent of {agent.pe} answers")
-
-    def kept(self, port: str) -> list[dict[str, Any]]:
-        result = []
-        for fellow in self.fellows:
-            streams = fellow.status()["kept"].get(f"{self.home.pe}/{port}", {})
-            result.append(next(iter(streams.values()), {"epochs": 0, "stages": 0}))
-        return result
-
-
-@dataclass
 class Writing:
     """A query that publishes to a port by the sink's own class."""
 
-    job: Job
+    pair: Pair
     port: str
     run: str = "run-1"
     reconnect: float = FAR
 
     def writer(self) -> StreambrokerStreamWriter:
-        options = options_of(self.job.home, self.port, self.reconnect)
+        options = options_of(self.pair.exporter, self.port, self.reconnect)
         return StreambrokerStreamWriter(STRUCT, options, overwrite=False)
 
     def task(self, batch: int, partition: int, rows: Iterator[pa.RecordBatch]) -> Staged:
@@ -161,12 +91,12 @@ class Writing:
 class Tasks:
     """A query that reads an import, whose tasks are those of the source's own class."""
 
-    job: Job
+    pair: Pair
     port: str
     reconnect: float = FAR
 
     def __post_init__(self) -> None:
-        self.reading = Reading(self.job.pair.importer, port=self.port)
+        self.reading = Reading(self.pair.importer, port=self.port)
 
     def tickets(self, start: dict[str, Any] | None, end: dict[str, Any]) -> list[dict[str, Any]]:
         return self.reading.slices(start, end)
@@ -174,8 +104,8 @@ class Tasks:
     def read(
         self, ticket: dict[str, Any], arrived: Callable[[int], None] = lambda _: None
     ) -> list[int]:
-        """Run one task; ``told`` is called with the number of each batch that arrived."""
-        options = options_of(self.job.pair.importer, self.port, self.reconnect)
+        """Run one task; ``arrived`` is called with the number of each batch that arrived."""
+        options = options_of(self.pair.importer, self.port, self.reconnect)
         reader = StreambrokerStreamReader(STRUCT, options)
         found: list[int] = []
         for number, batch in enumerate(reader.read(Slice(ticket, options.trust()))):
@@ -195,29 +125,3 @@ class Tasks:
             rows += self.all(start, end)
             start = end
         return sorted(rows), start or {}
-
-
-def _renewed(agent: AgentProcess) -> bool:
-    """Whether it answers; one that was refused a moment ago is refused from memory."""
-    try:
-        agent.client.call("driver.renew")
-    except AgentUnreachableError:
-        return False
-    return True
-
-
-def job(directory: Path, ports: Sequence[str], **only: Any) -> Iterator[Job]:
-    fellows = [AgentProcess(directory / f"feed-{n}", "feed", number=n) for n in (1, 2)]
-    try:
-        for fellow in fellows:
-            fellow.prepare()
-            fellow.spawn()
-        for both in pair(directory, ports=ports, only=only):
-            for fellow in fellows:
-                fellow.ready()
-            made = Job(both, fellows)
-            made.announce()
-            yield made
-    finally:
-        for fellow in fellows:
-            fellow.kill()

@@ -1,1 +1,0 @@
-"""Shard agents: other agents of the same job that store and serve parts of an export."""
