@@ -139,7 +139,7 @@ def test_a_damaged_block_keeps_its_segment_and_makes_nobody_write_the_others_aga
     for batch in range(3):
         made.publish(batch, rows(batch, 1))
     stream = made.export.state.streams[made.stream]
-    damage(made, stream.manifests[1].blocks[0].address)
+    damage(made, stream.manifests[1].log_blocks[0].address)
     for batch in range(3, 30):
         made.admit(batch)
         stage = made.stage(batch, rows(0, 55, size=1000))["stage"]
@@ -150,7 +150,7 @@ def test_a_damaged_block_keeps_its_segment_and_makes_nobody_write_the_others_aga
     stream.compactor.run()
     assert sum(s.bytes for s in stream.log.segments()) == size
     stream.remove([1])
-    assert stream.manifests[0].blocks[0].address.segment > 1
+    assert stream.manifests[0].log_blocks[0].address.segment > 1
     assert disk(made) <= bound(30_000, 55_000)
 
 

@@ -58,6 +58,17 @@ def _add_publisher(actions: Actions, agent: Agent) -> None:
         ),
     )
     actions.on(
+        publisher.PublisherUpload,
+        lambda r: export(r.export).publisher.upload(
+            query=r.query,
+            run=r.run,
+            batch=r.batch,
+            ddl=r.ddl,
+            schema=_decode_schema(r.arrow),
+            key=r.key,
+        ),
+    )
+    actions.on(
         publisher.PublisherPublish,
         lambda r: export(r.export).publisher.publish(
             query=r.query,

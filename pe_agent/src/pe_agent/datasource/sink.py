@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from pe_agent.datasource.columns import parse_struct
+from pe_agent.datasource.object_writer import MIN_BYTES, ObjectWriter
 from pe_agent.datasource.options import OptionError, Options, format_ddl
 from pe_agent.datasource.packer import PACKED_DDL, Packing
 from pe_agent.datasource.unpacker import UnpackedControl, Unpacker, merge_tasks
@@ -33,6 +34,7 @@ from streambroker_core.wire.agent_rpc.publisher import (
     PublisherAbort,
     PublisherAdmit,
     PublisherPublish,
+    PublisherUpload,
 )
 
 log = logging.getLogger("pe_agent")
@@ -147,7 +149,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
     def _client(self) -> AgentClient:
         return AgentClient(self._options.agent, self._options.token, self._trust)
 
-    def _admit(self, staged: Staged) -> None:
+    def _admit(self, staged: Staged) -> Admitted:
         """Wait until the export admits this batch: its log has room, no other query uses it."""
         request = PublisherAdmit(
             export=staged.export,
@@ -169,7 +171,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                     raise
             else:
                 if isinstance(answer, Admitted):
-                    return
+                    return answer
                 if isinstance(answer, Occupied):
                     renewed = answer.occupied.renewed
                 elif not logged:
@@ -182,17 +184,19 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
     def _stage(
         self, staged: Staged, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
     ) -> dict[str, Any]:
-        """Get admission and send the rows.
+        """Get admission and send the rows, to the agent or as objects into its bucket.
 
-        There is no retry once more than the first batch was taken from Spark: the task fails, and
-        Spark repeats it or the query.
+        There is no retry once more rows than those in memory were taken from Spark: the task
+        fails, and Spark repeats it or the query.
         """
         deadline = time.monotonic() + self._options.reconnect
-        taken: list[pa.RecordBatch] = []
+        held, taken = [first], list[pa.RecordBatch]()
         while True:
-            self._admit(staged)
+            admitted = self._admit(staged)
             try:
-                return self._send_rows(staged, first, rest, taken)
+                if admitted.direct and _fill(held, rest, MIN_BYTES):
+                    return self._put_objects(staged, held, rest, taken)
+                return self._send_rows(staged, held, rest, taken)
             except StreambrokerError as error:
                 again = error.code in RETRYABLE_CODES
                 if taken or not again or time.monotonic() > deadline:
@@ -202,16 +206,10 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
     def _send_rows(
         self,
         staged: Staged,
-        first: pa.RecordBatch,
+        held: list[pa.RecordBatch],
         rest: Iterator[pa.RecordBatch],
-        consumed: list[pa.RecordBatch],
+        taken: list[pa.RecordBatch],
     ) -> dict[str, Any]:
-        def rows() -> Iterator[pa.RecordBatch]:
-            yield first
-            for batch in rest:
-                consumed[:] = [batch]
-                yield batch
-
         command = {
             "export": staged.export,
             "query": staged.query,
@@ -219,7 +217,27 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             "batch": staged.batch,
             "ddl": self._ddl,
         }
-        return self._client().put(command, first.schema, rows())
+        return self._client().put(command, held[0].schema, _rows(held, rest, taken))
+
+    def _put_objects(
+        self,
+        staged: Staged,
+        held: list[pa.RecordBatch],
+        rest: Iterator[pa.RecordBatch],
+        taken: list[pa.RecordBatch],
+    ) -> dict[str, Any]:
+        request = PublisherUpload(
+            export=staged.export,
+            query=staged.query,
+            run=staged.run,
+            batch=staged.batch,
+            ddl=self._ddl,
+            arrow=_encode_schema(held[0].schema),
+        )
+        writer = ObjectWriter(self._client(), request, self._options.reconnect)
+        for batch in _rows(held, rest, taken):
+            writer.write(batch)
+        return writer.finish()
 
     # -- driver ------------------------------------------------------------------------------
 
@@ -301,6 +319,27 @@ def _unpacked_schema(schema: StructType, packing: Packing) -> StructType:
             f" ({PACKED_DDL}), and the option `columns` the columns that they hold."
         )
     return packing.struct
+
+
+def _fill(held: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch], size: int) -> bool:
+    """Take rows until ``held`` has that many bytes; return whether there were so many."""
+    total: int = sum(batch.nbytes for batch in held)
+    for batch in rest if total < size else ():
+        held.append(batch)
+        total += batch.nbytes
+        if total >= size:
+            break
+    return total >= size
+
+
+def _rows(
+    held: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch], taken: list[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a task; ``taken`` is not empty once more than ``held`` were taken."""
+    yield from held
+    for batch in rest:
+        taken[:] = [batch]
+        yield batch
 
 
 def _encode_schema(schema: pa.Schema) -> str:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from pe_agent.datasource.object_reader import read_objects
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.packer import ImportPacker, read_row_numbers
 from pe_agent.datasource.slice_info import (
@@ -81,12 +82,16 @@ class SliceReader:
     def read_blocks(
         self, ticket: dict[str, Any]
     ) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
-        """Yield the blocks of a ticket with their metadata.
+        """Yield the blocks of a ticket with their metadata, from the bucket or the agent.
 
         Raises:
             AgentUnreachableError: no agent could send them for ``reconnect`` seconds.
         """
         location, done = ticket["location"], 0
+        if ticket.get("direct"):
+            done = yield from read_objects(AgentClient(location, trust=self._trust), ticket)
+            if done == sum(last - first for _, first, last in ticket["pieces"]):
+                return
         until: float | None = None
         while True:
             try:

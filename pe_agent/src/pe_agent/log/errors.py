@@ -107,3 +107,17 @@ class FrameTooLarge(LogError):
         self.size = size
         self.limit = limit
         super().__init__(f"{what} of {size} bytes, at most {limit}: cut it into several frames")
+
+
+class ObjectCorrupt(LogCorrupt):
+    """Rows that a task has put into object storage are damaged or missing there."""
+
+    def __init__(self, url: str, *, offset: int, reason: str) -> None:
+        self.path = Path(url)
+        self.offset = offset
+        self.reason = reason
+        LogError.__init__(
+            self,
+            f"{url}: cannot be read at offset {offset} ({reason}): restore the object, if the"
+            " bucket has versions, and check its lifecycle rules.",
+        )

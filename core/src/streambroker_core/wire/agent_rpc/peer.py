@@ -167,6 +167,7 @@ class RegisteredPlan:
         gone: missing epochs and rows, by stream.
         order: streams in order.
         control: epochs with control tuples, by stream.
+        direct: streams with blocks in objects, which tasks may read themselves, see `PeerObjects`.
     """
 
     grant: str | None = optional()
@@ -175,6 +176,40 @@ class RegisteredPlan:
     gone: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     order: Sequence[str] = ()
     control: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    direct: Sequence[str] = optional(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectRange:
+    """Blocks of one epoch that lie one behind the other in an object.
+
+    ``url`` is signed, ``offset`` is that of the first, and ``blocks`` has bytes, rows and crc32.
+    """
+
+    url: str
+    offset: int
+    epoch: int
+    blocks: Sequence[tuple[int, int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectRanges:
+    """Where a task reads its blocks; None if the agent has to send them.
+
+    ``arrow`` is the stream's schema in base64.
+    """
+
+    ranges: Sequence[ObjectRange] | None = None
+    arrow: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerObjects(Request[ObjectRanges]):
+    """Ask for the URLs of the blocks of a ticket, from block ``skip`` on."""
+
+    action: ClassVar[str] = "peer.objects"
+    ticket: Mapping[str, Any]
+    skip: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,13 @@ from streambroker_core.wire.agent_rpc.codec import Request, optional
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """A task may stage rows."""
+    """A task may stage rows.
+
+    With ``direct`` it puts many rows into the object storage itself, see `PublisherUpload`.
+    """
 
     admitted: bool
+    direct: bool = optional(False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,34 @@ class PublisherAdmit(Request[Admitted | Occupied | Waiting]):
     batch: int
     ddl: str
     renewed: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadTarget:
+    """Where a task writes an object: signed URL, key, stream, and its Arrow schema in base64."""
+
+    url: str
+    key: str
+    stream: str
+    arrow: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherUpload(Request[UploadTarget]):
+    """Ask for the URL of a new object, or of one whose URL has expired.
+
+    ``arrow`` is the schema of the rows in base64. The summary of the stage then has ``objects``:
+    by key the blocks ``[bytes, rows, crc32]``, one behind the other.
+    """
+
+    action: ClassVar[str] = "publisher.upload"
+    export: str
+    query: str
+    run: str
+    batch: int
+    ddl: str
+    arrow: str
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,13 +110,21 @@ class AgentExport:
         self.state.ledger.streams[opened.id] = stream
         self.state.add_stream(opened)
         stream.sealed = sealed
+        level = retained.read(self.state.store, opened.id)
+        if level is not None:  # the objects of removed epochs may be deleted
+            opened.remove(
+                [
+                    n
+                    for n, m in opened.manifests.items()
+                    if m.object_keys() and not retained.is_retained(n, level)
+                ]
+            )
         for m in sorted(opened.manifests.values(), key=lambda m: m.epoch):
             stream.skip_to(m.epoch, m.rows_before)
             stream.add(to_ledger_epoch(m, opened.epoch_bytes(m.epoch)))
         next_, total = max((next_, total), opened.recovered_position)
         if stream.next < next_:
             stream.skip_to(next_, total)
-        level = retained.read(self.state.store, opened.id)
         if level is not None:
             retained.restore_missing(stream, level)
         if next_ and not opened.log.recovered.frames and not sealed:

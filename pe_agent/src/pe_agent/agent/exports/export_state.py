@@ -6,7 +6,8 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 
 from pe_agent.agent.exports.state_codec import encode_publisher, encode_reader
@@ -17,6 +18,7 @@ from pe_agent.agent.exports.stream.stream_directory import StreamDirectory
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, Store
 from pe_agent.agent.storage.tier import StorageTier
 from pe_agent.log.commit import Committer
+from pe_agent.log.objects.direct import attempt_of
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.publisher import Publisher
@@ -129,9 +131,26 @@ class ExportState:
         """Add a stream's log; retained epochs are stored before it removes segments."""
         id_ = stream.id
         self.streams[id_] = stream
-        stream.compactor.before_drop = lambda: retained.record(
-            self.store, id_, retained.current_level(self.ledger.streams[id_])
-        )
+        stream.compactor.before_drop = partial(self._record_retained, id_)
+        if stream.objects is not None:
+            stream.objects.find_obsolete = partial(self._find_obsolete, stream)
+
+    def _record_retained(self, id_: str) -> None:
+        retained.record(self.store, id_, retained.current_level(self.ledger.streams[id_]))
+
+    def _find_obsolete(self, stream: ExportStream, keys: Collection[str]) -> list[str]:
+        """Return the keys of objects that no epoch has and no commit can name.
+
+        The retained epochs are stored first, as before segments are removed.
+        """
+        with self.lock:
+            self._record_retained(stream.id)
+            needed = set[str]().union(*(m.object_keys() for m in stream.manifests.values()))
+            return [
+                key
+                for key in keys
+                if key not in needed and self.publisher.is_stale(*attempt_of(key))
+            ]
 
     def _remove_log(self, id_: str) -> None:
         """Delete the log of a stream without epochs; its totals are kept."""

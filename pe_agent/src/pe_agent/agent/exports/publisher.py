@@ -5,6 +5,7 @@ Core's publisher and ledger decide; this module applies the decisions to the log
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
 import secrets
@@ -21,8 +22,9 @@ from pe_agent.agent.exports.control_sender import ControlSender
 from pe_agent.agent.exports.epoch_writer import EpochWriter
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream.export_stream import ExportStream
-from pe_agent.agent.exports.stream.manifests import Manifest, ManifestControl, Stage
+from pe_agent.agent.exports.stream.manifests import Manifest, ManifestControl, ObjectBlock, Stage
 from pe_agent.log.errors import LogError
+from pe_agent.log.objects.direct import attempt_of
 from streambroker_core.control.tuples.epoch_control import (
     IndexedControl,
     deduplicate_indexed,
@@ -155,7 +157,7 @@ class ExportPublisher:
                 if waiting:
                     return {"waiting": waiting}
             self._admitted = (run, batch)
-            return {"admitted": True}
+            return {"admitted": True, "direct": self._is_direct()}
 
     def stage(
         self,
@@ -187,6 +189,42 @@ class ExportPublisher:
                 self._epochs.reclaim()
         return stage.summary()
 
+    def _is_direct(self) -> bool:
+        """Return whether tasks may put rows into the object storage themselves."""
+        storage = self._state.storage
+        return self._state.durability == "stored" and storage is not None and storage.is_shared
+
+    def upload(
+        self,
+        *,
+        query: str,
+        run: str,
+        batch: int,
+        ddl: str,
+        schema: pa.Schema,
+        key: str | None = None,
+    ) -> dict[str, Any]:
+        """Return where a task writes an object with rows; ``key`` is one from an earlier call.
+
+        Raises:
+            NotAdmittedError: the batch is not admitted, or was published meanwhile.
+            BucketError: the agent's credentials cannot sign.
+        """
+        begun = self._stream_for_stage(query, run, batch, ddl, schema)
+        objects = None if begun is None else begun.objects
+        if begun is None or objects is None:
+            raise NotAdmittedError(f"batch {batch} of {self._key} takes no objects now.")
+        if key is None:
+            key = objects.new_key(run, batch)
+        elif attempt_of(key) != (run, batch):
+            raise NotAdmittedError(f"{key} is no object of batch {batch} of {self._key}.")
+        return {
+            "url": objects.put_url(key),
+            "key": key,
+            "stream": begun.id,
+            "arrow": base64.b64encode(begun.schema.serialize()).decode(),
+        }
+
     def _check_size(self, stream: ExportStream, batch: int, requested: int) -> None:
         staged, limit = stream.staged_bytes, self._batch_limit()
         if staged + requested > limit:
@@ -201,6 +239,16 @@ class ExportPublisher:
         self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema
     ) -> tuple[ExportStream, Stage] | None:
         with self._state.lock:
+            current = self._stream_for_stage(query, run, batch, ddl, schema)
+            if current is None:
+                return None
+            return current, current.begin(query=query, run=run, batch=batch)
+
+    def _stream_for_stage(
+        self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema
+    ) -> ExportStream | None:
+        """Return the stream that takes a task's rows; None if the batch was published."""
+        with self._state.lock:
             admitted = self._admitted == (run, batch) or (run, batch) in self._readmitted
             if self._publisher.query != query or not admitted:
                 raise NotAdmittedError(
@@ -211,8 +259,7 @@ class ExportPublisher:
             self._publisher.renew(query, self._state.clock())
             if self._publisher.is_published(batch):
                 return None
-            current = self._epochs.stream_for_batch(query, batch, ddl, schema)
-            return current, current.begin(query=query, run=run, batch=batch)
+            return self._epochs.stream_for_batch(query, batch, ddl, schema)
 
     def publish(
         self,
@@ -322,7 +369,12 @@ class ExportPublisher:
     def _build_manifest(self, request: _Commit) -> tuple[Manifest, ExportStream]:
         named = [s for s in request.stages if s["rows"]]
         stream = self._stream_for_commit(request, staged=bool(named))
-        stages = [verify_stage(stream, s, f"export {self._key}") for s in named]
+        stages = [
+            read_objects(stream, s, request)
+            if "objects" in s
+            else verify_stage(stream, s, f"export {self._key}")
+            for s in named
+        ]
         ledger_stream = self._ledger.streams[stream.id]
         manifest = Manifest(
             epoch=ledger_stream.next,
@@ -386,6 +438,27 @@ class ExportPublisher:
         with self._state.lock:
             self._publisher.end_lease(query, self._state.clock())
             self._state.save_publisher(lease_released=query == self._publisher.query)
+
+
+def read_objects(stream: ExportStream, summary: Mapping[str, Any], request: _Commit) -> Stage:
+    """Return the stage of a task's summary whose rows are in objects.
+
+    Raises:
+        StageMissingError: the objects are of another batch or stream.
+    """
+    stage = Stage(summary["stage"], stream.id, request.query, request.run, request.batch)
+    for key, sizes in summary["objects"].items():
+        if summary["stream"] != stream.id or attempt_of(key) != (request.run, request.batch):
+            raise StageMissingError(
+                f"{key} is no object of batch {request.batch} of stream {stream.id}; nothing was"
+                " published."
+            )
+        offset = 0
+        for size, rows, crc in sizes:
+            stage.blocks.append(ObjectBlock(key, offset, size, rows, crc))
+            offset += size
+        stage.bytes += offset
+    return stage
 
 
 def verify_stage(stream: ExportStream | None, summary: Mapping[str, Any], location: str) -> Stage:

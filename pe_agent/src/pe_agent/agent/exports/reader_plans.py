@@ -32,12 +32,14 @@ class RegisteredPlan:
             None if unknown. Only for lossy readers.
         order: the streams, in publishing order.
         control: epochs with control tuples, by stream.
+        direct: streams of which tasks may read blocks from the bucket: the reader has no filter.
     """
 
     blocks: dict[str, dict[int, list[tuple[int, int]]]]
     missing: dict[str, list[MissingRange]]
     order: tuple[str, ...] = ()
     control: dict[str, list[int]] = field(default_factory=dict)
+    direct: tuple[str, ...] = ()
 
 
 class ReaderPlans:
@@ -147,17 +149,26 @@ class ReaderPlans:
             blocks = {s: self._list_blocks(s, *ranges[s], missing.get(s, ())) for s in ranges}
             order = tuple(s for s in self._ledger.streams if s in ranges)
             control = {s: self._epochs_with_control(s, blocks[s]) for s in ranges}
+            direct = tuple(s for s in order if filter_ is None and self._has_objects(s, blocks[s]))
         for name, skipped in missing.items():
             log.warning(
                 "reader %s continues without epochs %s of %s", request.reader, skipped, name
             )
-        return RegisteredPlan(blocks=blocks, missing=missing, order=order, control=control)
+        return RegisteredPlan(
+            blocks=blocks, missing=missing, order=order, control=control, direct=direct
+        )
 
     def _epochs_with_control(self, stream: str, epochs: Iterable[int]) -> list[int]:
         export_stream = self._state.streams.get(stream)
         return [
             n for n in epochs if export_stream is not None and export_stream.manifests[n].control
         ]
+
+    def _has_objects(self, stream: str, epochs: Iterable[int]) -> bool:
+        export_stream = self._state.streams.get(stream)
+        return export_stream is not None and any(
+            export_stream.manifests[n].object_keys() for n in epochs
+        )
 
     def _skipped_epochs(
         self,

@@ -210,6 +210,7 @@ class SlicePlanner:
                     "stream": stream,
                     "pieces": [[p.epoch, p.first, p.last] for p in pieces],
                     **(numbers.for_slice(pieces) if numbers else {}),
+                    **({"direct": True} if stream in response.direct else {}),
                 }
                 for pieces in cut_slices(
                     {int(n): [size for _, size in of] for n, of in epochs.items()}

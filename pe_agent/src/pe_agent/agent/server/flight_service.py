@@ -6,9 +6,10 @@ actions need the agent's own token, which is in its data directory.
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,9 @@ from streambroker_core.control.runtime.control_rows import schema as control_sch
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.offset import column_names
 from streambroker_core.wire.agent_rpc.peer import (
+    ObjectRanges,
     PeerLeave,
+    PeerObjects,
     PeerPlan,
     PeerReplan,
     PeerWatch,
@@ -77,6 +80,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._actions.on(PeerReplan, plans.register)
         self._actions.on(PeerWatch, watching.watch)
         self._actions.on(PeerLeave, watching.leave)
+        self._actions.on(PeerObjects, self._find_objects)
 
     # -- actions -----------------------------------------------------------------------------
 
@@ -179,19 +183,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         """Send the blocks of one slice, one batch per block, even if no row passes."""
         try:
             request = _parse_json(_check_size(ticket.ticket))
-            latest = request.get("latest")
-            if latest is not None:
-                latest = LatestTimeRequest(column=latest["column"], filter=latest["filter"])
-            read = ReadRequest(
-                reader=str(request["reader"]),
-                stream=str(request["stream"]),
-                pieces=tuple((int(p[0]), int(p[1]), int(p[2])) for p in request["pieces"]),
-                filter=request["filter"],
-                columns=column_names(request["columns"]),
-                query=None if request.get("query") is None else str(request["query"]),
-                numbered=bool(request.get("numbered")),
-                latest=latest,
-            )
+            read = _parse_ticket(request)
             export = self._agent.resolve_ticket(request, read)
             stream = export.streams.get(read.stream)
             if stream is None:
@@ -206,12 +198,39 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             raise self._to_flight_error(error, "get") from None
         return flight.GeneratorStream(schema, self._send(self._reader.read_batches(export, later)))
 
+    def _find_objects(self, request: PeerObjects) -> ObjectRanges:
+        """Return where a task reads its blocks itself."""
+        read = _parse_ticket(request.ticket)
+        export = self._agent.resolve_ticket(request.ticket, read)
+        later = replace(read, pieces=_skip_blocks(read.pieces, request.skip))
+        ranges = self._reader.find_objects(export, later)
+        if ranges is None:
+            return ObjectRanges()
+        schema = export.streams[read.stream].schema
+        return ObjectRanges(ranges=ranges, arrow=base64.b64encode(schema.serialize()).decode())
+
     def _send(self, blocks: Iterable[SentBlock]) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
         try:
             for batch, metadata in blocks:
                 yield batch, pa.py_buffer(json.dumps(metadata).encode())
         except Exception as error:
             raise self._to_flight_error(error, "get") from None
+
+
+def _parse_ticket(request: Mapping[str, Any]) -> ReadRequest:
+    latest = request.get("latest")
+    if latest is not None:
+        latest = LatestTimeRequest(column=latest["column"], filter=latest["filter"])
+    return ReadRequest(
+        reader=str(request["reader"]),
+        stream=str(request["stream"]),
+        pieces=tuple((int(p[0]), int(p[1]), int(p[2])) for p in request["pieces"]),
+        filter=request["filter"],
+        columns=column_names(request["columns"]),
+        query=None if request.get("query") is None else str(request["query"]),
+        numbered=bool(request.get("numbered")),
+        latest=latest,
+    )
 
 
 def _error_location(error: Exception) -> str:

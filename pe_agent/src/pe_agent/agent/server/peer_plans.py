@@ -73,6 +73,7 @@ class PeerPlans:
             gone=registered.missing,
             order=registered.order,
             control=registered.control,
+            direct=registered.direct,
         )
 
 

@@ -28,6 +28,7 @@ from pe_agent.log.errors import Superseded
 from pe_agent.log.log import StreamLog
 from pe_agent.log.objects.bucket import Bucket, BucketError
 from pe_agent.log.objects.chain import Chain
+from pe_agent.log.objects.direct import DirectObjects
 from pe_agent.log.objects.pieces import Recorded
 from pe_agent.log.objects.restore import StoredLog, fetcher, read_stored_log, restore_files
 from pe_agent.log.objects.uploader import LogUploader
@@ -71,6 +72,7 @@ class StorageTier:
         self._home = home
         self._committer = Committer(threads=UPLOAD_THREADS)
         self._uploaders: dict[str, LogUploader] = {}
+        self._objects: dict[str, DirectObjects] = {}
         self._removed: list[LogUploader] = []
         """Uploads of streams whose objects are still to be deleted."""
         self._saving = threading.Lock()
@@ -193,6 +195,19 @@ class StorageTier:
         self._uploaders[id_] = uploader
         return opened
 
+    def direct_objects(self, id_: str) -> DirectObjects | None:
+        """Return what tasks put into a stream's folder; None if they cannot reach the bucket."""
+        if not self.is_shared:
+            return None
+        objects = DirectObjects(self._bucket.folder(f"streams/{id_}"), self.save)
+        self._objects[id_] = objects
+        return objects
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether tasks on other machines reach the bucket."""
+        return self._bucket.is_shared
+
     def _request(self, uploader: LogUploader) -> bool:
         if self._store is None:
             return False
@@ -256,6 +271,9 @@ class StorageTier:
             self._removed = [one for one in self._removed if not one.is_closed]
             for uploader in self._removed:
                 uploader.request()
+            for objects in list(self._objects.values()):
+                if objects.is_due():
+                    self._committer.request(objects)
         if now >= self._next_snapshot:
             self._next_snapshot = now + SNAPSHOT_SECONDS
             self._committer.request(self)
@@ -266,6 +284,7 @@ class StorageTier:
 
     def forget(self, id_: str) -> None:
         """Delete a stream whose log was removed."""
+        self._objects.pop(id_, None)
         uploader = self._uploaders.pop(id_, None)
         if uploader is not None:
             self._removed.append(uploader)

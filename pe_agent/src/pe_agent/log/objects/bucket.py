@@ -58,16 +58,17 @@ class Bucket:
         url: as given; names the bucket in errors.
     """
 
-    def __init__(self, url: str, store: Any, prefix: str = "") -> None:
-        """Use `open_bucket` instead."""
+    def __init__(self, url: str, store: Any, prefix: str = "", root: str | None = None) -> None:
+        """Use `open_bucket` instead; ``root`` is the directory of a file system."""
         self.url = url
         self._store = store
         self._prefix = prefix
+        self._root = root
         self._closing = threading.Event()
 
     def folder(self, name: str) -> Bucket:
         """Return the same bucket with a longer prefix."""
-        inner = Bucket(f"{self.url}/{name}", self._store, f"{self._prefix}{name}/")
+        inner = Bucket(f"{self.url}/{name}", self._store, f"{self._prefix}{name}/", self._root)
         inner._closing = self._closing
         return inner
 
@@ -125,6 +126,42 @@ class Bucket:
                 return None
 
         return self._call("GetObject", key, read)
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes | None:
+        """Return a part of an object, None if the object does not exist.
+
+        Raises:
+            BucketError: the store is unavailable.
+        """
+
+        def read(o: Any, at: str) -> bytes | None:
+            try:
+                return bytes(o.get_range(self._store, at, start=offset, length=length))
+            except FileNotFoundError:
+                return None
+
+        return self._call("GetObject", key, read)
+
+    def sign(self, method: str, key: str, seconds: int) -> str:
+        """Return a URL that allows one method for one object, for some time.
+
+        In a directory that machines share it is the file's URL.
+
+        Raises:
+            BucketError: the credentials cannot sign.
+        """
+        if self._root is not None:
+            return f"file://{self._root}/{self._prefix}{key}"
+
+        def make(o: Any, at: str) -> str:
+            return str(o.sign(self._store, method, at, timedelta(seconds=seconds)))
+
+        return self._call("PutObject" if method == "PUT" else "GetObject", key, make)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes reach the objects, which is false for ``memory://``."""
+        return not self.url.startswith("memory:")
 
     def list(self, folder: str) -> dict[str, int]:
         """Return the sizes in bytes of a folder's objects, by key relative to the folder.
@@ -217,7 +254,8 @@ def open_bucket(url: str) -> Bucket:
     if scheme == "memory":
         return Bucket(full, MemoryStore())
     if scheme == "file":
-        return Bucket(full, LocalStore(full.removeprefix("file://"), mkdir=True))
+        root = full.removeprefix("file://")
+        return Bucket(full, LocalStore(root, mkdir=True), root=root)
     try:
         # Retries are ours: those of the library would repeat a put that must not be repeated
         # without looking at its result.

@@ -11,6 +11,7 @@ from pe_agent.log import index, segments
 from pe_agent.log.log_writer import SyncedSegment
 from pe_agent.log.objects.bucket import Bucket
 from pe_agent.log.objects.chain import Chain
+from pe_agent.log.objects.direct import FOLDER
 from pe_agent.log.objects.pieces import Piece, index_key, index_of, segment_key
 
 PART_BYTES = 8 << 20
@@ -132,4 +133,5 @@ class StreamFolder:
         parts = sorted(self._bucket.list("parts"))
         last = {key.partition("/")[0]: key for key in parts}  # of each owner
         self._bucket.delete(f"parts/{key}" for key in parts if key not in last.values())
-        self._bucket.delete(f"segments/{key}" for key in self._bucket.list("segments"))
+        for folder in ("segments", FOLDER):
+            self._bucket.delete(f"{folder}/{key}" for key in self._bucket.list(folder))

@@ -17,12 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pe_agent.agent.exports.stream.export_stream import ExportStream
-from pe_agent.agent.exports.stream.manifests import Manifest
+from pe_agent.agent.exports.stream.manifests import Manifest, ObjectBlock
 from pe_agent.agent.exports.stream.row_filter import compile_cached
 from pe_agent.log.errors import AddressGone, LogCorrupt, LogError
 from streambroker_core.control.runtime.control_rows import to_batch
 from streambroker_core.control.runtime.packing import SEQ
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.agent_rpc.peer import ObjectRange
 
 CACHE_BYTES = 64 << 20
 ENTRY_BYTES = 1024
@@ -177,6 +178,42 @@ class BlockReader:
                 export.count_block(read.reader, read.stream, epoch, index, batch.num_rows)
                 export.count_sent(read.reader, batch.num_rows, batch.nbytes)
                 yield batch, metadata
+
+    def find_objects(self, export: Readable, read: ReadRequest) -> list[ObjectRange] | None:
+        """Return the objects that have all blocks of an unfiltered read; None if some are not.
+
+        What is found counts as sent.
+
+        Raises:
+            NotPlannedError: an epoch is not in the reader's plan.
+        """
+        stream = export.streams.get(read.stream)
+        objects = None if stream is None or read.filter is not None else stream.objects
+        if objects is None:
+            return None
+        ranges: list[tuple[str, int, int, list[ObjectBlock]]] = []
+        for epoch, first, last in read.pieces:
+            for block in _require_planned(export, read, epoch).blocks[first:last]:
+                if not isinstance(block, ObjectBlock):
+                    return None
+                key, offset = block.key, block.offset
+                if ranges and ranges[-1][:2] == (key, epoch) and ranges[-1][2] == offset:
+                    ranges[-1][3].append(block)
+                    ranges[-1] = (key, epoch, offset + block.bytes, ranges[-1][3])
+                else:
+                    ranges.append((key, epoch, offset + block.bytes, [block]))
+        for *_, blocks in ranges:
+            rows, size = sum(b.rows for b in blocks), sum(b.bytes for b in blocks)
+            export.count_sent(read.reader, rows, size)
+        return [
+            ObjectRange(
+                url=objects.get_url(key),
+                offset=blocks[0].offset,
+                epoch=epoch,
+                blocks=[(b.bytes, b.rows, b.crc) for b in blocks],
+            )
+            for key, epoch, _, blocks in ranges
+        ]
 
     def _read_current(
         self,

@@ -104,7 +104,7 @@ class Compactor:
         """Return whether all needed frames of a segment are readable; record damage."""
         for epoch, manifest in self._index.manifests.items():
             control = [self._index.addresses[epoch]] if manifest.control else []
-            for address in (*control, *(b.address for b in manifest.blocks)):
+            for address in (*control, *(b.address for b in manifest.log_blocks)):
                 if address.segment != segment:
                     continue
                 try:

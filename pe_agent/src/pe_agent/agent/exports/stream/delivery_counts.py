@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pe_agent.agent.exports.stream.export_stream import ExportStream
-from pe_agent.agent.exports.stream.manifests import Block
+from pe_agent.agent.exports.stream.manifests import AnyBlock
 from pe_agent.agent.exports.stream.row_filter import count_passing_rows
 from pe_agent.log.errors import LogError
 from streambroker_core.ledger.epochs import holes
@@ -205,7 +205,7 @@ class DeliveryCounts:
         delivery.filtered += manifest.rows - passing
 
 
-def _count_passing(stream: ExportStream, block: Block, filter_: str) -> int:
+def _count_passing(stream: ExportStream, block: AnyBlock, filter_: str) -> int:
     """Return how many rows pass; all if the block is unreadable: counts must not block readers."""
     try:
         return count_passing_rows(stream, block, filter_)

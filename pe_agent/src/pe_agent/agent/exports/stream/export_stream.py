@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 
 from pe_agent.agent.exports.stream.compactor import Compactor
-from pe_agent.agent.exports.stream.manifests import Block, Manifest, Stage
+from pe_agent.agent.exports.stream.manifests import AnyBlock, Block, Manifest, Stage
 from pe_agent.agent.exports.stream.stream_index import StreamIndex
-from pe_agent.log.errors import AddressGone
+from pe_agent.log.errors import AddressGone, ObjectCorrupt
 from pe_agent.log.frames import Address, Kind
 from pe_agent.log.log import StreamLog
+from pe_agent.log.objects.direct import DirectObjects
 from streambroker_core.control.tuples.epoch_control import IndexedControl, decode
 from streambroker_core.errors import StreambrokerError
 
@@ -38,6 +39,7 @@ class ExportStream:
         recovered_position: next epoch and rows before it, from all manifests in the log at open,
             including those of removed epochs; so no epoch number is used twice.
         compactor: frees disk space; only the index's owner may call it.
+        objects: what tasks have put into the bucket; None without object storage.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class ExportStream:
         ddl: str,
         schema: pa.Schema,
         segment_bytes: int,
+        objects: DirectObjects | None = None,
     ) -> None:
         """Build the index from the frames of an opened log."""
         self.id = id_
@@ -56,6 +59,7 @@ class ExportStream:
         self.query = query
         self.ddl = ddl
         self.schema = schema
+        self.objects = objects
         self._index = StreamIndex()
         self.manifests = self._index.manifests
         self.stages = self._index.stages
@@ -85,7 +89,7 @@ class ExportStream:
             published[manifest.query] = max(manifest.batch, published.get(manifest.query, -1))
             if all(
                 b.address.offset + b.bytes <= present.get(b.address.segment, 0)
-                for b in manifest.blocks
+                for b in manifest.log_blocks
             ):
                 self._index.add_epoch(manifest, address)
         self._recover_stages(
@@ -98,7 +102,7 @@ class ExportStream:
         self.log.forget_recovered()
 
     def _recover_stages(self, ends: Mapping[str, tuple[dict[str, Any], Address]]) -> None:
-        blocks: dict[str, list[Block]] = {id_: [] for id_ in ends}
+        blocks: dict[str, list[AnyBlock]] = {id_: [] for id_ in ends}
         for address, _, meta in self.log.recovered_frames({Kind.STAGE_DATA}) if ends else ():
             data = json.loads(meta)
             if data["s"] in blocks:
@@ -201,9 +205,25 @@ class ExportStream:
 
     # -- reading and removing ----------------------------------------------------------------
 
-    def read(self, block: Block) -> pa.RecordBatch:
-        """Read one block from the log and verify its checksum."""
-        payload = self.log.read(block.address)
+    def read(self, block: AnyBlock) -> pa.RecordBatch:
+        """Read one block from the log or the bucket, and verify its checksum.
+
+        Raises:
+            LogCorrupt: the block is damaged, or its object is missing.
+            AddressGone: its segment was removed.
+            BucketError: the object storage is unavailable.
+        """
+        payload: bytes | memoryview
+        if isinstance(block, Block):
+            payload = self.log.read(block.address)
+        elif self.objects is None:
+            raise ObjectCorrupt(
+                f"{self.id}/{block.key}",
+                offset=block.offset,
+                reason="it is in object storage, and the agent was started without",
+            )
+        else:
+            payload = self.objects.read(block.key, block.offset, block.bytes, block.crc)
         return pa.ipc.read_record_batch(pa.py_buffer(payload), self.schema)
 
     def read_control(self, epoch: int) -> list[IndexedControl]:

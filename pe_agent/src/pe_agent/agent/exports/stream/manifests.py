@@ -16,9 +16,9 @@ from pe_agent.log.frames import Address
 from streambroker_core.control.tuples.window_bounds import ControlHead
 from streambroker_core.errors import StreambrokerError
 
-VERSION = 3
-"""Version of manifests with control tuples. All others are written as version 1, which every
-release reads. Version 2 was for blocks at several agents."""
+VERSION = 4
+"""Version of manifests with blocks in objects. Those with control tuples are written as version 3,
+all others as version 1, which every release reads. Version 2 was for blocks at several agents."""
 
 Meta: TypeAlias = bytes
 """The meta part of a frame: JSON in UTF-8."""
@@ -52,6 +52,29 @@ class Block:
         return Block(Address(data[0], data[1], data[2]), data[3])
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectBlock:
+    """One record batch in an object that a task has put into the stream's folder of the bucket."""
+
+    key: str
+    offset: int
+    bytes: int
+    rows: int
+    crc: int
+
+    def encode(self) -> list[Any]:
+        """Encode for the log: five values, where a block of the log has four."""
+        return [self.key, self.offset, self.bytes, self.rows, self.crc]
+
+    @staticmethod
+    def decode(data: list[Any]) -> ObjectBlock:
+        """Decode from the log."""
+        return ObjectBlock(sys.intern(data[0]), *data[1:])
+
+
+AnyBlock: TypeAlias = Block | ObjectBlock
+
+
 @dataclass(slots=True)
 class Stage:
     """Output of one task attempt; ``crc`` covers all its blocks, in order.
@@ -70,7 +93,7 @@ class Stage:
     rows: int = 0
     bytes: int = 0
     crc: int = 0
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[AnyBlock] = field(default_factory=list)
     complete: bool = False
     last_segment: int = 0
     end_address: Address | None = None
@@ -78,7 +101,7 @@ class Stage:
     def addresses(self) -> list[Address]:
         """Return the addresses of all its frames."""
         end = [] if self.end_address is None else [self.end_address]
-        return [*(b.address for b in self.blocks), *end]
+        return [*(b.address for b in self.blocks if isinstance(b, Block)), *end]
 
     def encode_end(self) -> Meta:
         """Return the meta of the stage-end frame."""
@@ -169,7 +192,7 @@ class Manifest:
     published: float
     ddl: str
     rows_before: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[AnyBlock, ...]
     gap: int = 0
     control: ManifestControl | None = None
 
@@ -183,7 +206,7 @@ class Manifest:
         gap = {"gap": self.gap} if self.gap else {}
         return json.dumps(
             {
-                "v": 1 if self.control is None else 3,
+                "v": self._version(),
                 "epoch": self.epoch,
                 "query": self.query,
                 "run": self.run,
@@ -198,6 +221,12 @@ class Manifest:
                 **gap,
             }
         ).encode()
+
+    def _version(self) -> int:
+        """Return the lowest version that can represent this manifest."""
+        if any(isinstance(b, ObjectBlock) for b in self.blocks):
+            return 4
+        return 1 if self.control is None else 3
 
     @staticmethod
     def decode(meta: Meta) -> Manifest:
@@ -228,7 +257,9 @@ class Manifest:
             published=data["at"],
             ddl=data["ddl"],
             rows_before=data["before"],
-            blocks=tuple(Block.decode(b) for b in data["blocks"]),
+            blocks=tuple(
+                ObjectBlock.decode(b) if len(b) == 5 else Block.decode(b) for b in data["blocks"]
+            ),
             gap=data.get("gap", 0),
             control=ManifestControl.decode(data["epoch"], data["control"])
             if data["control"]
@@ -239,3 +270,12 @@ class Manifest:
     def rows_after(self) -> int:
         """Rows of the stream up to and including this epoch."""
         return self.rows_before + self.rows
+
+    @property
+    def log_blocks(self) -> tuple[Block, ...]:
+        """Blocks in the same log as the manifest."""
+        return tuple(b for b in self.blocks if isinstance(b, Block))
+
+    def object_keys(self) -> set[str]:
+        """Return the keys of the objects that have some of the blocks."""
+        return {b.key for b in self.blocks if isinstance(b, ObjectBlock)}

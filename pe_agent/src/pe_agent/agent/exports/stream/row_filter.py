@@ -7,7 +7,7 @@ from functools import lru_cache
 import pyarrow as pa
 
 from pe_agent.agent.exports.stream.export_stream import ExportStream
-from pe_agent.agent.exports.stream.manifests import Block
+from pe_agent.agent.exports.stream.manifests import AnyBlock
 from pe_agent.filters import CompiledFilter, compile_filter
 from streambroker_core.errors import ExpressionError
 from streambroker_core.expression import parse
@@ -20,7 +20,7 @@ def compile_cached(filter_: str, schema: pa.Schema) -> CompiledFilter:
     return compile_filter(parse(filter_, "filter"), schema)
 
 
-def count_passing_rows(stream: ExportStream, block: Block, filter_: str) -> int:
+def count_passing_rows(stream: ExportStream, block: AnyBlock, filter_: str) -> int:
     """Return how many rows of a block pass a filter."""
     return int(compile_cached(filter_, stream.schema).mask(stream.read(block)).true_count)
 

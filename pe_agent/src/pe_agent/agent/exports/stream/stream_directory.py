@@ -70,7 +70,15 @@ class StreamDirectory:
         log = open_log(None) if storage is None else storage.open_log(id_, directory, open_log)
         if log.uploader is not None:
             log.uploader.is_required = self.is_required
-        return ExportStream(id_, log=log, query=query, ddl=ddl, schema=schema, segment_bytes=size)
+        return ExportStream(
+            id_,
+            log=log,
+            query=query,
+            ddl=ddl,
+            schema=schema,
+            segment_bytes=size,
+            objects=None if storage is None else storage.direct_objects(id_),
+        )
 
     def add_orphan(self, id_: str, db: sqlite3.Connection | None = None) -> None:
         """Record an orphan, in the transaction ``db`` if passed."""

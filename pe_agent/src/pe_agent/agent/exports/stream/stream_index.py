@@ -86,15 +86,15 @@ class StreamIndex:
 
     def pin_epoch(self, manifest: Manifest, address: Address) -> None:
         """Keep the segments of an epoch that is not durable yet."""
-        self._count([address, *(block.address for block in manifest.blocks)])
+        self._count([address, *(block.address for block in manifest.log_blocks)])
 
     def unpin_epoch(self, manifest: Manifest, address: Address) -> None:
         """End what `pin_epoch` did."""
-        self._count([address, *(block.address for block in manifest.blocks)], -1)
+        self._count([address, *(block.address for block in manifest.log_blocks)], -1)
 
     def epoch_addresses(self, epoch: int) -> list[Address]:
         """Return the addresses of an epoch's frames in this log."""
-        return [self.addresses[epoch], *(b.address for b in self.manifests[epoch].blocks)]
+        return [self.addresses[epoch], *(b.address for b in self.manifests[epoch].log_blocks)]
 
     def _count(self, frames: list[Address], sign: int = 1) -> None:
         with self.lock:

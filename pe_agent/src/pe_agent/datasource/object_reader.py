@@ -1,0 +1,68 @@
+"""Reads blocks of a slice from the bucket of an export, by signed URLs."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import time
+import zlib
+from collections.abc import Generator, Iterator
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from pe_agent.transport.agent_client import AgentClient, send
+from pe_agent.transport.flight_errors import AgentUnreachableError
+from pe_agent.transport.object_transfer import ObjectTransferError, open_range
+from streambroker_core.wire.agent_rpc.peer import ObjectRange, PeerObjects
+
+log = logging.getLogger("pe_agent")
+
+ATTEMPTS = 3
+"""Failures in a row after which the exporter's agent reads the bucket instead."""
+RETRY_SECONDS = 0.2
+ReadBlock: TypeAlias = "tuple[pa.RecordBatch, dict[str, Any]]"
+
+
+def read_objects(client: AgentClient, ticket: dict[str, Any]) -> Generator[ReadBlock, None, int]:
+    """Yield blocks of a ticket with their metadata; return how many.
+
+    The exporter's agent has to send the others: they are in its log, or the bucket cannot be
+    reached from here.
+
+    Raises:
+        AgentRefusedError: the agent refuses the ticket.
+    """
+    done = failures = 0
+    while failures < ATTEMPTS:
+        try:
+            found = send(client, PeerObjects(ticket=ticket, skip=done))
+            if found.ranges is None or found.arrow is None:
+                return done
+            schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(found.arrow)))
+            for one in found.ranges:
+                for batch in _read_range(one, schema):
+                    done, failures = done + 1, 0
+                    yield _project(batch, ticket["columns"]), {"epoch": one.epoch}
+        except (AgentUnreachableError, ObjectTransferError) as error:
+            failures += 1
+            log.warning("attempt %s of %s to read from the bucket: %s", failures, ATTEMPTS, error)
+            time.sleep(RETRY_SECONDS)
+        else:
+            return done
+    return done
+
+
+def _read_range(one: ObjectRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    length = sum(size for size, _, _ in one.blocks)
+    with open_range(one.url, one.offset, length) as response:
+        for size, _, crc in one.blocks:
+            data = response.read(size)
+            if len(data) != size or zlib.crc32(data) != crc:
+                where = one.url.partition("?")[0]
+                raise ObjectTransferError(f"{where}: a block has another length or checksum")
+            yield pa.ipc.read_record_batch(pa.py_buffer(data), schema)
+
+
+def _project(batch: pa.RecordBatch, columns: list[str] | None) -> pa.RecordBatch:
+    return batch if columns is None else batch.select(columns)
