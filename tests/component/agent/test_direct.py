@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pe_agent.datasource import object_reader, object_writer
+from pe_agent.datasource.objects import reader as object_reader
+from pe_agent.datasource.objects import writer as object_writer
 from pe_agent.log.objects.bucket import Bucket, open_bucket
 from pe_agent.log.objects.direct import DirectObjects
 from pe_agent.transport import object_transfer
@@ -162,7 +163,10 @@ def test_a_url_that_has_expired_is_replaced(
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         direct = DirectObjects(
-            open_bucket(environment["STREAMBROKER_STORAGE"]), lambda: None, url_seconds=1
+            open_bucket(environment["STREAMBROKER_STORAGE"]),
+            request=lambda _: None,
+            save=lambda: None,
+            url_seconds=1,
         )
         key = direct.new_key("run", 0)
         url = direct.put_url(key)

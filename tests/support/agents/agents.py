@@ -343,7 +343,7 @@ class Publishing:
         return self.agent.client.call("publisher.publish", **named, stages=list(stages))
 
     def publish(self, batch: int, *batches: pa.RecordBatch) -> dict[str, Any]:
-        assert self.admit(batch) == {"admitted": True}
+        assert self.admit(batch)["admitted"]
         return self.commit(batch, [self.stage(batch, *batches)])
 
 

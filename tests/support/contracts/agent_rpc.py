@@ -25,16 +25,20 @@ from pe_agent.agent.imports import readers
 from pe_agent.agent.imports.peer_agents import PeerAgents, _Watch
 from pe_agent.agent.server.flight_service import AgentService
 from pe_agent.agent.state.store import Store
+from pe_agent.agent.storage.tier import StorageTier
 from pe_agent.datasource import source
 from pe_agent.datasource.lease import Lease
+from pe_agent.datasource.objects.writer import MIN_BYTES
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.packer import Packing
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.slice_reader import Slice, SliceReader
 from pe_agent.datasource.source import StreambrokerStreamReader
-from pe_agent.transport.agent_client import AgentClient
+from pe_agent.log.objects.bucket import open_bucket
+from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.agent_tls import AgentTrust
-from streambroker_core.model import PeKey
+from streambroker_core.model import PeKey, pe_of
+from streambroker_core.wire.agent_rpc.peer import PeerObjects
 from streambroker_core.wire.broker.view import View, with_version
 from support.agents.agents import DDL, Plumbing, error_code, export_view, import_view
 from support.agents.tasks import STRUCT, in_task, wide
@@ -150,7 +154,14 @@ class _Served:
         store = Store(folder / "state.sqlite")
         store.set("key", self.key.hex())
         store.close()
-        self.agent = Agent(PeKey.parse(pe), folder, progress=lambda *_: None)
+        bucket = open_bucket(f"file://{folder.with_suffix('.bucket')}")
+        self.agent = Agent(
+            PeKey.parse(pe),
+            folder,
+            progress=lambda *_: None,
+            storage=StorageTier(bucket, folder) if pe == pe_of(EXPORT) else None,
+        )
+        recorder.locations[str(folder.parent)] = "folder"
         self.service = AgentService("grpc+tcp://127.0.0.1:0", self.agent, self.agent.token)
         self.location = f"grpc+tcp://127.0.0.1:{self.service.port}"
         recorder.locations[self.location] = pe
@@ -208,7 +219,7 @@ def _driver(home: _Served, alerts: _Served) -> None:
 
 
 def _connect(home: _Served, alerts: _Served) -> None:
-    how = Plumbing(filter="n > 3", max_bytes=1 << 20)
+    how = Plumbing(filter="n > 3", max_bytes=1 << 20, durability="stored")
     exporting: View = export_view(home, alerts.pe, how)  # type: ignore[arg-type]
     importing: View = import_view(alerts, home, how)  # type: ignore[arg-type]
     home.agent.routes.apply(with_version(exporting))
@@ -226,7 +237,9 @@ def _publish(home: _Served, alerts: _Served) -> None:
         staged = []
         for partition in range(2):
             with in_task("query-1", "run-1", batch, partition):
-                staged.append(_writer(home).write(iter([wide(10 * batch + 2 * partition, 2)])))
+                rows = iter([wide(10 * batch + 2 * partition, 2)])
+                with mock.patch("pe_agent.datasource.sink.MIN_BYTES", 1 if batch else MIN_BYTES):
+                    staged.append(_writer(home).write(rows))
         _writer(home).commit([*staged], batch)
     _writer(home).commit([*staged], 1)
     with in_task("query-1", "run-1", 2, 0):
@@ -275,6 +288,7 @@ def _read(home: _Served, alerts: _Served) -> None:
                     if "location" in one.value:
                         slices = SliceReader(one, reader._options, STRUCT, reader._client)
                         list(slices.read_blocks({**one.value, "query": "query-3"}))
+                        send(AgentClient(home.location), PeerObjects(ticket=one.value))
             start = end
         reader._calls.limit = None
         reader._prefetch(start)

@@ -106,18 +106,6 @@ def test_a_batch_of_rows_alone_is_cut_as_before(made: Bench) -> None:
     assert not any("control" in b for a, b in made.asked if a == "peer.replan")
 
 
-def test_blocks_at_other_agents_have_the_numbers_of_their_place(made: Bench) -> None:
-    made.connect(A)
-    made.replies[A] = lambda _: answer(plan("s", 0, 2))
-    end = made.next(None, **CONTROL)["offset"]
-    made.replies[A] = lambda _: {
-        "blocks": {"s": {"0": [[1, 9], [2, 9, 1], [3, 9]], "1": [[4, 9, 1]]}},
-        "agents": [{"location": "x", "pe": "p", "grant": "g"}],
-    }
-    slices = made.cut(None, end, control=True)["slices"]
-    assert [(s.get("agent"), s["before"]) for s in slices] == [(None, [0, 3]), ("p", [1, 6])]
-
-
 # ---- the control log -------------------------------------------------------------------------
 
 

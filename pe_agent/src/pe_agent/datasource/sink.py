@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from pe_agent.datasource.columns import parse_struct
-from pe_agent.datasource.object_writer import MIN_BYTES, ObjectWriter
+from pe_agent.datasource.objects.writer import MIN_BYTES, ObjectWriter
 from pe_agent.datasource.options import OptionError, Options, format_ddl
 from pe_agent.datasource.packer import PACKED_DDL, Packing
 from pe_agent.datasource.unpacker import UnpackedControl, Unpacker, merge_tasks

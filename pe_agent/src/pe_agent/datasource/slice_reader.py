@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from pe_agent.datasource.object_reader import read_objects
+from pe_agent.datasource.objects.reader import read_objects
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.packer import ImportPacker, read_row_numbers
 from pe_agent.datasource.slice_info import (

@@ -208,6 +208,9 @@ class AgentExport:
                 self.state.ledger.retention.limits = replace(limits, max_bytes=0, max_age=0.0)
             self.plans.count_released_plans()
             self.state.sweep()
+            for stream in self.state.streams.values():
+                if stream.objects is not None:
+                    stream.objects.tick()
 
     def status(self) -> dict[str, Any]:
         """Return streams, readers, and held bytes with their readers."""

@@ -157,7 +157,7 @@ class ExportPublisher:
                 if waiting:
                     return {"waiting": waiting}
             self._admitted = (run, batch)
-            return {"admitted": True, "direct": self._is_direct()}
+            return {"admitted": True, **({"direct": True} if self._is_direct() else {})}
 
     def stage(
         self,

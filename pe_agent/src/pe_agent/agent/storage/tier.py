@@ -72,7 +72,6 @@ class StorageTier:
         self._home = home
         self._committer = Committer(threads=UPLOAD_THREADS)
         self._uploaders: dict[str, LogUploader] = {}
-        self._objects: dict[str, DirectObjects] = {}
         self._removed: list[LogUploader] = []
         """Uploads of streams whose objects are still to be deleted."""
         self._saving = threading.Lock()
@@ -199,19 +198,19 @@ class StorageTier:
         """Return what tasks put into a stream's folder; None if they cannot reach the bucket."""
         if not self.is_shared:
             return None
-        objects = DirectObjects(self._bucket.folder(f"streams/{id_}"), self.save)
-        self._objects[id_] = objects
-        return objects
+        return DirectObjects(
+            self._bucket.folder(f"streams/{id_}"), request=self._request, save=self.save
+        )
 
     @property
     def is_shared(self) -> bool:
         """Whether tasks on other machines reach the bucket."""
         return self._bucket.is_shared
 
-    def _request(self, uploader: LogUploader) -> bool:
+    def _request(self, one: LogUploader | DirectObjects) -> bool:
         if self._store is None:
             return False
-        self._committer.request(uploader)
+        self._committer.request(one)
         return True
 
     # -- while it runs -----------------------------------------------------------------------
@@ -271,9 +270,6 @@ class StorageTier:
             self._removed = [one for one in self._removed if not one.is_closed]
             for uploader in self._removed:
                 uploader.request()
-            for objects in list(self._objects.values()):
-                if objects.is_due():
-                    self._committer.request(objects)
         if now >= self._next_snapshot:
             self._next_snapshot = now + SNAPSHOT_SECONDS
             self._committer.request(self)
@@ -284,7 +280,6 @@ class StorageTier:
 
     def forget(self, id_: str) -> None:
         """Delete a stream whose log was removed."""
-        self._objects.pop(id_, None)
         uploader = self._uploaders.pop(id_, None)
         if uploader is not None:
             self._removed.append(uploader)

@@ -1,8 +1,8 @@
 """Objects of a stream that tasks write themselves, without the agent in between.
 
 A task puts its rows under ``direct/<run>/<batch>/<random>`` by a signed URL, and its commit names
-the object. Objects of attempts that no commit can name, and of removed epochs, are deleted. Keys
-say which these are, so no clock has to be trusted.
+the object. Objects of attempts that no commit can name, and of removed epochs, are deleted. Their
+keys name run and batch, so no clock has to be trusted.
 """
 
 from __future__ import annotations
@@ -37,10 +37,23 @@ class DirectObjects:
     """
 
     def __init__(
-        self, bucket: Bucket, save: Callable[[], None], *, url_seconds: int = URL_SECONDS
+        self,
+        bucket: Bucket,
+        *,
+        request: Callable[[DirectObjects], object],
+        save: Callable[[], None],
+        url_seconds: int = URL_SECONDS,
     ) -> None:
-        """Use the folder of a stream; ``save`` writes a snapshot, before objects are deleted."""
+        """Use the folder of a stream.
+
+        Args:
+            bucket: the folder.
+            request: has `flush` called soon, by another thread.
+            save: writes a snapshot, before objects are deleted.
+            url_seconds: validity of signed URLs.
+        """
         self._bucket = bucket
+        self._request = request
         self._save = save
         self._url_seconds = url_seconds
         self._lock = threading.Lock()
@@ -82,13 +95,12 @@ class DirectObjects:
                 self._cached_bytes -= len(self._cache.popitem(last=False)[1])
         return found
 
-    def is_due(self) -> bool:
-        """Return whether obsolete objects should be deleted now; called about once a second."""
+    def tick(self) -> None:
+        """Have obsolete objects deleted if that is due; called about once a second."""
         now = time.monotonic()
-        is_due = now >= self._next_collection
-        if is_due:
+        if now >= self._next_collection:
             self._next_collection = now + COLLECT_SECONDS
-        return is_due
+            self._request(self)
 
     def flush(self) -> None:
         """Delete obsolete objects; the next call tries again what fails."""

@@ -1,0 +1,1 @@
+"""Tasks that read and write the bucket of an export themselves, by signed URLs."""
