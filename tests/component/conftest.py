@@ -25,10 +25,22 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def _popen(
-    command: list[str], *, stdin: int, stdout: IO[Any], stderr: IO[Any], start_new_session: bool
+    command: list[str],
+    *,
+    stdin: int,
+    stdout: IO[Any],
+    stderr: IO[Any],
+    start_new_session: bool,
+    env: dict[str, str] | None,
 ) -> Process:
     assert stdin == subprocess.DEVNULL
-    return program(command[1:], stdout=stdout, stderr=stderr, own_group=start_new_session)
+    return program(
+        command[1:],
+        stdout=stdout,
+        stderr=stderr,
+        environment=env,
+        own_group=start_new_session,
+    )
 
 
 @pytest.fixture

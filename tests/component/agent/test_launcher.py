@@ -113,12 +113,15 @@ def test_the_directory_of_another_job_that_runs_is_refused_at_once(start: Start)
         start("other")
 
 
-def test_an_agent_that_was_killed_is_started_again_on_its_port(
-    start: Start, tmp_path: Path
+@pytest.mark.parametrize("disk", ["kept", "lost"])
+def test_an_agent_that_was_killed_is_started_again_on_its_port_with_its_token(
+    start: Start, tmp_path: Path, disk: str
 ) -> None:
     process = start()
     before = read_address(tmp_path / "home")
     assert before is not None
+    if disk == "lost":
+        (tmp_path / "home").rename(tmp_path / "away")
     os.kill(before["pid"], signal.SIGKILL)
 
     def again() -> bool:
@@ -130,4 +133,5 @@ def test_an_agent_that_was_killed_is_started_again_on_its_port(
         return answers and now is not None and now["pid"] != before["pid"]
 
     until(again, SECONDS, "an answer of another process")
-    assert process.client.location == before["location"]
+    now = read_address(tmp_path / "home") or {}
+    assert (now["location"], now["token"]) == (before["location"], before["token"])

@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import streambroker as sb
-from pe_agent import old_names
 from streambroker import PE
 from support.processes.waiting import until
 from support.spark.feeds import DDL, Feed, Row
@@ -57,9 +56,7 @@ class Session:
         self.sinks: list[Sink] = []
 
     def pe(self, job: str, **settings: Any) -> PE:
-        """Start a PE; ``agents``, the number of agents, has no place in the new API."""
-        start = old_names.start if "agents" in settings else sb.start
-        pe = start(
+        pe = sb.start(
             self.spark,
             job=job,
             data_dir=self.folder / f"home-{job}",

@@ -59,7 +59,9 @@ class Agent:
         broker_status: Callable[[], dict[str, Any]] = dict,
         listener_status: Callable[[], dict[str, Any] | None] = lambda: None,
         storage: StorageTier | None = None,
+        token: str = "",
     ) -> None:
+        """Recover the state of a data directory; ``token`` is for one that has none yet."""
         self.pe = pe
         self.home = home
         self.storage = storage
@@ -68,7 +70,7 @@ class Agent:
         self._check_owner()
         self.routes = RouteTable(home / "routes.json")
         self.committer = Committer()
-        self.token = self.store.identity("token")
+        self.token = self.store.identity("token", token)
         self.key: bytes = self.store.value("key", bytes.fromhex, b"")
         self.driver_last_seen = time.monotonic()
         self.broker_last_seen: float | None = None

@@ -226,6 +226,8 @@ class AgentServer:
             broker_status=lambda: {} if self.link is None else self.link.status(),
             listener_status=listener.status,
             storage=storage,
+            # That of an agent whose disk was lost: queries go on with it.
+            token=os.environ.get(client.TOKEN_VARIABLE, ""),
         )
         gc.freeze()
         gc.enable()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pe_agent.datasource.packer import Packing
 from pe_agent.transport import agent_tls
-from pe_agent.transport.agent_client import AgentClient, send
+from pe_agent.transport.agent_client import TOKEN_VARIABLE, AgentClient, send
 from pe_agent.transport.agent_tls import AgentTrust
 from streambroker_core.control.runtime.buckets import MAX_BUCKETS
 from streambroker_core.control.runtime.packing import RANK_BITS
@@ -151,7 +151,7 @@ class Options:
         return Options(
             port=lowered[port_option],
             agent=agent,
-            token=lowered.get("agenttoken") or os.environ.get("STREAMBROKER_AGENT_TOKEN", ""),
+            token=lowered.get("agenttoken") or os.environ.get(TOKEN_VARIABLE, ""),
             max_bytes=int(_read_number(lowered, "maxbytesperbatch", 256 << 20)),
             reconnect=_read_number(lowered, "reconnect", 60.0),
             poll_wait=_read_number(lowered, "pollwait", 0.02),

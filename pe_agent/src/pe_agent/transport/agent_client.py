@@ -37,6 +37,7 @@ OPTIONS: list[tuple[str, int]] = [
 ]
 
 AUTHORIZATION = "authorization"
+TOKEN_VARIABLE = "STREAMBROKER_AGENT_TOKEN"  # noqa: S105 - a name
 
 STALL_SECONDS = 60.0
 

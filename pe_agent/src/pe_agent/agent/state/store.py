@@ -192,11 +192,11 @@ class Store:
         """Set a named value."""
         self.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", name, value)
 
-    def identity(self, name: str) -> str:
-        """Return a random id that stays with the data directory."""
+    def identity(self, name: str, first: str = "") -> str:
+        """Return an id that stays with the data directory: ``first``, or a random one."""
         value = self.get(name)
         if value is None:
-            value = secrets.token_hex(16)
+            value = first or secrets.token_hex(16)
             self.set(name, value)
         return value
 

@@ -16,7 +16,7 @@ from pe_agent.agent.reports import log_file as own_log
 from pe_agent.agent.state.recovery_progress import ProgressTimeout, describe_progress, read_progress
 from pe_agent.job.agent.agent_log import AgentLogForwarder, is_forwarding
 from pe_agent.transport import agent_tls, tokens
-from pe_agent.transport.agent_client import AgentClient, send
+from pe_agent.transport.agent_client import TOKEN_VARIABLE, AgentClient, send
 from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from pe_agent.transport.tokens import Token
@@ -164,8 +164,11 @@ class AgentProcess:
                 " `linger` is over; its log stays. A sidecar needs `--clients required`."
             )
 
-    def _start(self, port: int) -> AgentClient:
-        """Start the process and wait until it serves; raise AgentFailedError if it does not."""
+    def _start(self, port: int, token: str = "") -> AgentClient:
+        """Start the process and wait until it serves; raise AgentFailedError if it does not.
+
+        An agent that finds no data directory takes ``token``.
+        """
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.home / own_log.LOG_NAME
         with path.open("ab") as output:
@@ -175,6 +178,7 @@ class AgentProcess:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                env={**os.environ, TOKEN_VARIABLE: token} if token else None,
             )
         patience = ProgressTimeout(self.home, START_SECONDS)
         while patience.should_wait() and self._process.poll() is None:
@@ -250,7 +254,8 @@ class AgentProcess:
     def _restart(self) -> None:
         log.warning("the agent of %s is gone, restarting it", self.pe)
         try:
-            self.client = self._start(int(self.client.location.rpartition(":")[2]))
+            port = int(self.client.location.rpartition(":")[2])
+            self.client = self._start(port, self.client.token)
         except StreambrokerError:
             log.exception("cannot restart the agent; retrying")
 
