@@ -1,7 +1,7 @@
-"""Ended and damaged exports, as agents report them.
+"""Ends, damage and uploads of exports, as agents report them.
 
-For display only; nothing depends on it. Agents report ends with every poll and damage with every
-report. Both are kept in memory only and are complete again 30 seconds after a broker restart.
+For display only; nothing depends on it. Agents report ends with every poll, the rest with every
+report. All is kept in memory only and is complete again 30 seconds after a broker restart.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from streambroker_core.model import PeKey, PortKey, Resource
+from streambroker_core.model import Export, PeKey, PortKey, Resource
 from streambroker_core.wire.broker.ended_exports import EndedExports
+from streambroker_core.wire.reports.storage_status import (
+    StorageStatusMap,
+    StoredState,
+    stored_state,
+)
 
 
 class ExportReports(Protocol):
-    """Reported ends and damage of exports, as they are published."""
+    """Reported ends, damage and uploads of exports, as they are published."""
 
     def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[PortKey]:
         """Apply an agent's report of ends; return the exports whose published state changed."""
@@ -28,6 +33,12 @@ class ExportReports(Protocol):
     def damage(self, resource: Resource) -> str:
         """Return the published damage of an Export's log; empty for none."""
 
+    def apply_storage(self, pe: PeKey, storage: StorageStatusMap) -> Sequence[PortKey]:
+        """Apply an agent's rounded uploads, by port; return as `apply_ends` does."""
+
+    def stored(self, export: Export) -> StoredState | None:
+        """Return whether the bucket has an Export; None without object storage or report."""
+
     def forget(self, pe: PeKey) -> None:
         """Drop the reports of a withdrawn PE."""
 
@@ -38,6 +49,7 @@ class LocalExportReports:
     def __init__(self) -> None:
         self._ended: dict[PeKey, frozenset[str]] = {}
         self._damaged: dict[PeKey, Mapping[str, str]] = {}
+        self._storage: dict[PeKey, StorageStatusMap] = {}
 
     def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[PortKey]:
         """Apply an agent's report of ends; return the exports that changed."""
@@ -65,7 +77,18 @@ class LocalExportReports:
         """Return the reported damage of an Export's log; empty for none."""
         return self._damaged.get(resource.key.owner, {}).get(resource.key.port, "")
 
+    def apply_storage(self, pe: PeKey, storage: StorageStatusMap) -> Sequence[PortKey]:
+        """Apply an agent's report of uploads; return the exports that changed."""
+        before, self._storage[pe] = self._storage.get(pe, {}), storage
+        ports = {*before, *storage}
+        return [PortKey(*pe, p) for p in sorted(ports) if before.get(p) != storage.get(p)]
+
+    def stored(self, export: Export) -> StoredState | None:
+        """Return what an agent has reported of the uploads of an Export."""
+        storage = self._storage.get(export.key.owner, {}).get(export.key.port)
+        return None if storage is None else stored_state(storage, export.durability)
+
     def forget(self, pe: PeKey) -> None:
         """Drop the reports of a withdrawn PE."""
-        self._ended.pop(pe, None)
-        self._damaged.pop(pe, None)
+        for reports in (self._ended, self._damaged, self._storage):
+            reports.pop(pe, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from streambroker_core.board import BoardReader, Status
@@ -45,14 +46,17 @@ def build_resource_body(
 ) -> dict[str, Any]:
     """Return a resource's manifest with a status; empty if None.
 
-    An Export's status also has `ended`, and `damaged` if its log is damaged.
+    An Export's status also has `ended`, `damaged` if its log is damaged, and `stored` if its agent
+    has object storage or the Export demands it.
     """
     resource = stored.resource
     status_json = {} if status is None else _status_body(status)
     if status is not None and isinstance(resource, Export):
         status_json["ended"] = status.accepted and export_reports.is_ended(resource)
         damaged = export_reports.damage(resource) if status.accepted else ""
+        uploads = export_reports.stored(resource) if status.accepted else None
         status_json.update({"damaged": damaged} if damaged else {})
+        status_json.update({} if uploads is None else {"stored": asdict(uploads)})
     return {**write_manifest(resource, version=stored.version), "status": status_json}
 
 

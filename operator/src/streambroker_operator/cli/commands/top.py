@@ -225,6 +225,8 @@ def route_lines(
     shown = COLUMNS
     if namespace is not None:
         shown = {name: _without_prefix(f"{namespace}/", COLUMNS[name]) for name in _NARROW_COLUMNS}
+    if not any(route.get("storage") for route in routes):
+        shown = {name: cell for name, cell in shown.items() if name not in _BUCKET_COLUMNS}
     return Table(shown, right=_RIGHT_ALIGNED).lines(
         routes, colour=lambda route: _COLOURS.get(route_state(route)), cut=columns
     )
@@ -266,6 +268,17 @@ def route_state(route: Item) -> str:
     return "flows" if route["rowsPerSecond"] or route["lagEpochs"] else "idle"
 
 
+def _storage_text(route: Item) -> str:
+    """Return for how long the export's oldest bytes have waited for the bucket, and if it fails."""
+    storage = route.get("storage")
+    if storage is None:
+        return "-"
+    if storage["superseded"]:
+        return "superseded"
+    waited = format_duration(storage["seconds"])
+    return f"fails {waited}" if storage["failing"] else waited
+
+
 def _format_number(value: float | None) -> str:
     if value is None:
         return "-"
@@ -291,6 +304,10 @@ COLUMNS: Columns[Item] = {
     "FILTERED": lambda route: _format_number(route["filteredRows"]),
     "DROPPED": lambda route: _format_number(route["droppedRows"]),
     "LOST": lambda route: _format_number(route["lostRows"]),
+    "BUCKET": _storage_text,
+    "TO BUCKET": lambda route: (
+        format_size(route["storage"]["bytes"]) if route.get("storage") else "-"
+    ),
     "ENDED": lambda route: _ENDED_WORDS[route.get("ended")],
     "AGE": lambda route: _format_known(format_duration, route["age"]),
     "POLICY": lambda route: route["policy"],
@@ -299,8 +316,10 @@ COLUMNS: Columns[Item] = {
 METRIC_COLUMNS = tuple(name for name in COLUMNS if name not in ("EXPORT", "IMPORT", "POLICY"))
 """Columns that change all the time."""
 _NARROW_COLUMNS = ["CONGESTION", "EXPORT", "IMPORT", "ROWS/S", "LAG ROWS", "LAG TIME", "BLOCKED"]
-_NARROW_COLUMNS += ["DROPPED", "LOST", "AGE"]
+_NARROW_COLUMNS += ["DROPPED", "LOST", "BUCKET", "AGE"]
 """Columns of the default table, which fits 120 characters; ``wide`` has all."""
+_BUCKET_COLUMNS = ("BUCKET", "TO BUCKET")
+"""Columns of tables with an export that has object storage."""
 _RIGHT_ALIGNED = COLUMNS.keys() - {"CONGESTION", "EXPORT", "IMPORT", "ENDED", "AGE", "POLICY"}
 _SORT_KEYS: dict[str, Callable[[Item], Any]] = {
     "state": lambda r: (

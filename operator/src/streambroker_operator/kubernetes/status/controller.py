@@ -11,9 +11,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from streambroker_core.board import Action, BoardEvent, BoardReader, RoutesChanged
-from streambroker_core.model import RULE, AnyKind, PeKey, PortKey, Resource
+from streambroker_core.model import RULE, AnyKind, Export, PeKey, PortKey, Resource
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.reports.rule_status import RuleStatusMap
+from streambroker_core.wire.reports.storage_status import StorageStatusMap, StoredState
 from streambroker_operator.cooperative import run_in_turns
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
 from streambroker_operator.kubernetes.client.http_api import HttpApi
@@ -24,6 +25,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
     RulesReport,
+    StorageReport,
     ViewReport,
 )
 from streambroker_operator.kubernetes.status.events import (
@@ -46,8 +48,8 @@ MANY_STATUSES = 100
 class StatusController:
     """Connects feed, runtime and relay with the status reconcilers, their writer and Events.
 
-    It is the runtime's observer and its source of reported ends and damage. Those count as soon as
-    the status shows them, so they are the same at every replica.
+    It is the runtime's observer and its source of reported ends, damage and uploads. Those count as
+    soon as the status shows them, so they are the same at every replica.
 
     Args:
         instance: name of this process in Events.
@@ -219,7 +221,17 @@ class StatusController:
 
     def damage(self, resource: Resource) -> str:
         """Return the log damage that the status of an Export reports."""
-        return self.ports.published_damage(resource.uid)
+        return self.ports.published_export(resource.uid).damaged
+
+    def apply_storage(self, pe: PeKey, storage: StorageStatusMap) -> Sequence[PortKey]:
+        """Apply reported uploads; effective only once the status is written."""
+        self._on_own_report(pe, StorageReport(storage))
+        return ()
+
+    def stored(self, export: Export) -> StoredState | None:
+        """Return what the status of an Export reports of its uploads."""
+        shown = self.ports.published_export(export.uid).stored
+        return None if shown is None else StoredState(reason=shown.reason, message=shown.message)
 
     def is_ended(self, resource: Resource) -> bool:
         """Return whether the status of an Export reports that it has ended."""
