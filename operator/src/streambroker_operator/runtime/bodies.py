@@ -10,7 +10,7 @@ from streambroker_core.board import BoardReader, Status
 from streambroker_core.model import Export, PeKey, Route, kind_of
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.manifests.ports import write_manifest
-from streambroker_operator.agents.ended_exports import ExportReports
+from streambroker_operator.agents.ended_exports import ExportFacts, ExportReports
 from streambroker_operator.agents.liveness import AgentLiveness, ShardAgentInfo
 from streambroker_operator.storage.backend import StoredResource
 
@@ -52,11 +52,10 @@ def build_resource_body(
     resource = stored.resource
     status_json = {} if status is None else _status_body(status)
     if status is not None and isinstance(resource, Export):
-        status_json["ended"] = status.accepted and export_reports.is_ended(resource)
-        damaged = export_reports.damage(resource) if status.accepted else ""
-        uploads = export_reports.stored(resource) if status.accepted else None
-        status_json.update({"damaged": damaged} if damaged else {})
-        status_json.update({} if uploads is None else {"stored": asdict(uploads)})
+        facts = export_reports.facts(resource) if status.accepted else ExportFacts()
+        status_json["ended"] = facts.ended
+        status_json |= {"damaged": facts.damaged} if facts.damaged else {}
+        status_json |= {} if facts.stored is None else {"stored": asdict(facts.stored)}
     return {**write_manifest(resource, version=stored.version), "status": status_json}
 
 

@@ -226,7 +226,7 @@ def route_lines(
     if namespace is not None:
         shown = {name: _without_prefix(f"{namespace}/", COLUMNS[name]) for name in _NARROW_COLUMNS}
     if not any(route.get("storage") for route in routes):
-        shown = {name: cell for name, cell in shown.items() if name not in _BUCKET_COLUMNS}
+        shown = {name: cell for name, cell in shown.items() if name not in _STORE_COLUMNS}
     return Table(shown, right=_RIGHT_ALIGNED).lines(
         routes, colour=lambda route: _COLOURS.get(route_state(route)), cut=columns
     )
@@ -269,14 +269,13 @@ def route_state(route: Item) -> str:
 
 
 def _storage_text(route: Item) -> str:
-    """Return for how long the export's oldest bytes have waited for the bucket, and if it fails."""
+    """Return for how long the export's oldest bytes have waited for their upload, or ``fails``."""
     storage = route.get("storage")
     if storage is None:
         return "-"
-    if storage["superseded"]:
-        return "superseded"
-    waited = format_duration(storage["seconds"])
-    return f"fails {waited}" if storage["failing"] else waited
+    if storage["failing"] or storage["superseded"]:
+        return "fails"
+    return format_duration(storage["seconds"])
 
 
 def _format_number(value: float | None) -> str:
@@ -304,8 +303,8 @@ COLUMNS: Columns[Item] = {
     "FILTERED": lambda route: _format_number(route["filteredRows"]),
     "DROPPED": lambda route: _format_number(route["droppedRows"]),
     "LOST": lambda route: _format_number(route["lostRows"]),
-    "BUCKET": _storage_text,
-    "TO BUCKET": lambda route: (
+    "STORE": _storage_text,
+    "TO STORE": lambda route: (
         format_size(route["storage"]["bytes"]) if route.get("storage") else "-"
     ),
     "ENDED": lambda route: _ENDED_WORDS[route.get("ended")],
@@ -316,9 +315,9 @@ COLUMNS: Columns[Item] = {
 METRIC_COLUMNS = tuple(name for name in COLUMNS if name not in ("EXPORT", "IMPORT", "POLICY"))
 """Columns that change all the time."""
 _NARROW_COLUMNS = ["CONGESTION", "EXPORT", "IMPORT", "ROWS/S", "LAG ROWS", "LAG TIME", "BLOCKED"]
-_NARROW_COLUMNS += ["DROPPED", "LOST", "BUCKET", "AGE"]
+_NARROW_COLUMNS += ["DROPPED", "LOST", "STORE", "AGE"]
 """Columns of the default table, which fits 120 characters; ``wide`` has all."""
-_BUCKET_COLUMNS = ("BUCKET", "TO BUCKET")
+_STORE_COLUMNS = ("STORE", "TO STORE")
 """Columns of tables with an export that has object storage."""
 _RIGHT_ALIGNED = COLUMNS.keys() - {"CONGESTION", "EXPORT", "IMPORT", "ENDED", "AGE", "POLICY"}
 _SORT_KEYS: dict[str, Callable[[Item], Any]] = {

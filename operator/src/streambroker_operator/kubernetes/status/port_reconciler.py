@@ -11,7 +11,12 @@ from streambroker_core.matching import Match
 from streambroker_core.model import RULE, AnyKind, Export, Kind, PeKey, PortKey, Resource, kind_of
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.broker.view import ExportPort
-from streambroker_core.wire.reports.storage_status import StorageStatus, StorageStatusMap
+from streambroker_core.wire.reports.storage_status import (
+    StorageStatus,
+    StorageStatusMap,
+    StoredState,
+)
+from streambroker_operator.agents.ended_exports import ExportFacts
 from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
@@ -162,7 +167,7 @@ class PortReconciler:
 
     def _differs(self, key: PortKey, export: ExportPort) -> bool:
         """Return whether the reports of an Export state something else than its status."""
-        published = self.published_export(export.uid)
+        published = self._published.get(("Export", export.uid))
         ended, damage = self._ended.find(key), self._damage.find(key)
         stored = stored_condition(export.durability, self._storage.find(key), published)
         return (
@@ -171,13 +176,13 @@ class PortReconciler:
             or stored != published.stored
         )
 
-    def published_export(self, uid: str) -> PublishedStatus:
-        """Return the published status of an Export."""
-        return self._published.get(("Export", uid))
-
-    def is_published_ended(self, uid: str) -> bool:
-        """Return whether an Export's published status reports that it has ended."""
-        return self.published_export(uid).ended
+    def published_facts(self, uid: str) -> ExportFacts:
+        """Return what the published status of an Export reports."""
+        published = self._published.get(("Export", uid))
+        shown, stored = published.stored, None
+        if shown is not None:
+            stored = StoredState(reason=shown.reason, message=shown.message)
+        return ExportFacts(published.ended, published.damaged, stored)
 
     def on_leader_change(self, leads: bool) -> None:
         """Handle a change of leadership: only a leader receives reports of all agents."""
@@ -286,7 +291,7 @@ class PortReconciler:
             self._is_registered(route.import_.owner)
             and not self.programmed_tracker.liveness.is_away(route.import_.owner)
             for export in view.exports.values()
-            if not self.is_published_ended(export.uid)
+            if not self.published_facts(export.uid).ended
             for route in export.routes
         )
 

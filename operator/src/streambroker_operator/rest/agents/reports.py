@@ -391,10 +391,9 @@ async def put_report(request: web.Request) -> web.Response:
     request.app[RUNTIME].liveness.note_contact(pe)
     request.app[RUNTIME].liveness.set_shard_agents(pe, report.shard_agents)
     request.app[RUNTIME].rules.apply_report(pe, report.rules, more=report.more_rules)
-    exports = request.app[RUNTIME].export_reports
     rounded = {port: storage.rounded() for port, storage in report.storage.items()}
-    changed = {*exports.apply_damage(pe, report.damaged), *exports.apply_storage(pe, rounded)}
-    request.app[RUNTIME].change_log.publish_exports(sorted(changed))
+    changed = request.app[RUNTIME].export_reports.apply_report(pe, report.damaged, rounded)
+    request.app[RUNTIME].change_log.publish_exports(changed)
     response = json_answer({"again": request.app[REPORTS].store(pe, report)})
     response[QUIET] = True
     return response
