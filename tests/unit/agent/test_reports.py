@@ -112,6 +112,7 @@ def test_a_report_has_uploads_where_the_agent_has_object_storage(made: Bench) ->
     assert "storage" not in without
     assert found[0] == {"bytes": 5, "seconds": 61}
     assert [len(storage["error"]) for storage in found[1:]] == [MAX_ERROR, 50]
+    assert {storage["error"][-2:] for storage in found[1:]} == {"e…"}
 
 
 def test_dropped_epochs_are_no_lag_any_more(made: Bench) -> None:

@@ -15,7 +15,7 @@ from streambroker_core.wire.encoding.fields import Fields
 
 BEHIND_SECONDS = 60
 """Age of the oldest bytes from which on an export is behind."""
-MAX_ERROR = 300
+MAX_ERROR = 500
 """Characters of an error in a report."""
 _LARGEST = (1 << 63) - 1
 _SIZES = (

@@ -108,10 +108,11 @@ def _report_export(export: Mapping[str, Any], limit: int) -> dict[str, Any]:
 def _report_storage(storage: Mapping[str, Any] | None, limit: int) -> dict[str, Any]:
     if storage is None:
         return {}
+    error, most = storage["error"] or "", min(MAX_ERROR, limit + 50)
     status = StorageStatus(
         bytes=storage["bytes"],
         seconds=int(storage["seconds"]),
-        error=(storage["error"] or "")[: min(MAX_ERROR, limit + 50)],
+        error=error if len(error) <= most else f"{error[: most - 1]}…",
         superseded=storage["superseded"],
     )
     return {"storage": write_storage(status)}
