@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from streambroker_core.board import BoardReader
 from streambroker_core.model import Export, PeKey, PortKey
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.reports.storage_status import (
@@ -56,7 +57,8 @@ class ExportReports(Protocol):
 class LocalExportReports:
     """Last reports of agents, where all agents report to this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, board: BoardReader) -> None:
+        self._board = board
         self._ended: dict[PeKey, frozenset[str]] = {}
         self._reported: dict[PeKey, tuple[Mapping[str, str], StorageStatusMap]] = {}
         """Damage and uploads by port."""
@@ -75,13 +77,16 @@ class LocalExportReports:
         self, pe: PeKey, damaged: Mapping[str, str], storage: StorageStatusMap
     ) -> Sequence[PortKey]:
         """Apply an agent's report of damage and uploads; return the exports that changed."""
-        before, now = self._reported.get(pe, ({}, {})), (damaged, storage)
-        self._reported[pe] = now
-        ports = {port for one in (*before, *now) for port in one}
+        reports = (*self._reported.get(pe, ()), damaged, storage)
+        ports = sorted({port for report in reports for port in report})
+        held = [self._board.holder("Export", PortKey(*pe, port)) for port in ports]
+        exports = [one for one in held if isinstance(one, Export)]
+        before = [self.facts(export) for export in exports]
+        self._reported[pe] = damaged, storage
         return [
-            PortKey(*pe, port)
-            for port in sorted(ports)
-            if [one.get(port) for one in before] != [one.get(port) for one in now]
+            export.key
+            for export, facts in zip(exports, before, strict=True)
+            if self.facts(export) != facts
         ]
 
     def facts(self, export: Export) -> ExportFacts:
