@@ -123,7 +123,7 @@ async def test_uploads_are_written_at_transitions_and_kubectl_shows_them(
         await broker.settled()
         before, reported = written(api, namespace), []
         for uploads in reports:
-            broker.report("feed", StorageReport({"trades": uploads.rounded()}))
+            broker.report("feed", StorageReport({"trades": uploads}))
             await broker.settled()
             reported.append(conditions(await broker.read("Export", "feed-trades"))["Stored"])
 

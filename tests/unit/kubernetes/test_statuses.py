@@ -564,7 +564,7 @@ UNAVAILABLE = StorageStatus(error="it fails.")
 
 def uploads(bench: Bench, storage: StorageStatus, **how: Any) -> list[str]:
     """Report uploads and write what was offered; return `Stored` of each Export written."""
-    bench.statuses.on_report(pe("feed"), StorageReport({"trades": storage.rounded()}, **how))
+    bench.statuses.on_report(pe("feed"), StorageReport({"trades": storage}, **how))
     return stored(bench)
 
 

@@ -42,7 +42,7 @@ class ExportReports(Protocol):
     def apply_report(
         self, pe: PeKey, damaged: Mapping[str, str], storage: StorageStatusMap
     ) -> Sequence[PortKey]:
-        """Apply an agent's report by port: damage of logs, and rounded uploads of all exports.
+        """Apply an agent's report by port: damage of logs, and uploads of all exports.
 
         Return as `apply_ends` does.
         """

@@ -1,13 +1,13 @@
 """How far an export is in the object storage of its agent, as the agent reports it to the broker.
 
-A report has the exact lag. `StorageStatus.rounded` leaves of it what a status shows, so that a lag
-that merely grows is written a few times and not with each report.
+A report has the exact lag. `stored_state` rounds it, so that a lag that grows changes a status a
+few times and not with each report.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from streambroker_core.model import Durability
@@ -45,14 +45,6 @@ class StorageStatus:
     error: str = ""
     superseded: bool = False
     exists: bool = True
-
-    def rounded(self) -> StorageStatus:
-        """Return it with a rounded lag, and without one that is normal."""
-        if not self.error and self.seconds < BEHIND_SECONDS:
-            return replace(self, bytes=0, seconds=0)
-        size, _ = _step(self.bytes, _SIZES)
-        age, _ = _step(self.seconds, _AGES)
-        return replace(self, bytes=size, seconds=age)
 
 
 StorageStatusMap: TypeAlias = "Mapping[str, StorageStatus]"
@@ -115,15 +107,14 @@ _BEHIND = (
 
 
 def _lag_text(storage: StorageStatus) -> str:
-    _, size = _step(storage.bytes, _SIZES)
-    _, age = _step(storage.seconds, _AGES)
+    size, age = _step(storage.bytes, _SIZES), _step(storage.seconds, _AGES)
     since = f", for at least {age}" if age else ""
     return f"{f'At least {size}' if size else 'Less than 64 KiB'} are not uploaded{since}."
 
 
-def _step(value: int, steps: tuple[tuple[int, str], ...]) -> tuple[int, str]:
-    """Return the largest step that a value reaches, and its name; 0 and an empty text for none."""
-    return next(((least, name) for least, name in steps if value >= least), (0, ""))
+def _step(value: int, steps: tuple[tuple[int, str], ...]) -> str:
+    """Return the name of the largest step that a value reaches; an empty text for none."""
+    return next((name for least, name in steps if value >= least), "")
 
 
 def write_storage(storage: StorageStatus) -> dict[str, Any] | None:

@@ -42,7 +42,7 @@ class DamageReport(_DatedReport):
 
 @dataclass(frozen=True, slots=True)
 class StorageReport(_DatedReport):
-    """Rounded uploads to object storage, by port."""
+    """Uploads to object storage, by port."""
 
     storage: StorageStatusMap
 

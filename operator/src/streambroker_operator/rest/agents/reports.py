@@ -391,8 +391,8 @@ async def put_report(request: web.Request) -> web.Response:
     request.app[RUNTIME].liveness.note_contact(pe)
     request.app[RUNTIME].liveness.set_shard_agents(pe, report.shard_agents)
     request.app[RUNTIME].rules.apply_report(pe, report.rules, more=report.more_rules)
-    rounded = {port: storage.rounded() for port, storage in report.storage.items()}
-    changed = request.app[RUNTIME].export_reports.apply_report(pe, report.damaged, rounded)
+    exports = request.app[RUNTIME].export_reports
+    changed = exports.apply_report(pe, report.damaged, report.storage)
     request.app[RUNTIME].change_log.publish_exports(changed)
     response = json_answer({"again": request.app[REPORTS].store(pe, report)})
     response[QUIET] = True
