@@ -7,6 +7,7 @@ from pyspark.sql import SparkSession
 import streambroker as sb
 
 HOME = "/var/lib/streambroker"
+CHECKPOINT = os.environ.get("CHECKPOINT", f"{HOME}/checkpoint")
 SYMBOL = "element_at(array('IBM', 'GOOG', 'AAPL'), int(value % 3) + 1)"
 
 spark = SparkSession.builder.getOrCreate()
@@ -24,5 +25,5 @@ ticks = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
 trades = ticks.selectExpr("value AS number", f"{SYMBOL} AS symbol", "value * 37 % 100 AS price")
 
 # No settings: the Export is declared by streams.yaml.
-query = pe.publish(trades, "trades", checkpoint=f"{HOME}/checkpoint")
+query = pe.publish(trades, "trades", checkpoint=CHECKPOINT)
 query.awaitTermination()

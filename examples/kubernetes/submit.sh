@@ -1,7 +1,7 @@
 #!/bin/sh
 # Submit a job: submit.sh feed, or submit.sh alerts; what follows is given to spark-submit. API is the address of the API
-# server, for instance https://127.0.0.1:6443. DRIVER=feed-driver-sidecar.yaml runs the agent as a sidecar, and
-# EXECUTOR=tls/executor.yaml belongs to the drivers in tls/.
+# server, for instance https://127.0.0.1:6443. DRIVER=feed-driver-sidecar.yaml runs the agent as a sidecar,
+# DRIVER=feed-driver-bucket.yaml keeps its log in a bucket, and EXECUTOR=tls/executor.yaml belongs to the drivers in tls/.
 set -eu
 cd "$(dirname "$0")"
 job=${1:?the job, feed or alerts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -13,10 +14,13 @@ import pytest
 
 from pe_agent.transport.flight_errors import AgentRefusedError
 from support.agents.agents import AgentProcess, Pair, Publishing, Reading, pair, rows
+from support.brokers.brokers import Rest, running_broker
 from support.processes.ports import free_port
-from support.processes.waiting import until
+from support.processes.waiting import until, until_async
 from support.storage.drill import drill, lose_disk
 from support.storage.servers import MISSING, is_built, s3_server
+
+EXPORT = "/job/feed/pe/0/export/trades"
 
 
 @pytest.fixture(
@@ -98,6 +102,50 @@ def test_a_local_export_goes_on_while_the_server_is_away(tmp_path: Path) -> None
             assert not uploaded()
             os.kill(server, signal.SIGCONT)
             until(uploaded, 90, "uploaded again")
+
+
+async def test_a_bucket_that_is_away_is_in_the_status_of_the_export_until_it_is_back(
+    tmp_path: Path,
+) -> None:
+    bucket, aside, file = (tmp_path / name for name in ("bucket", "aside", "file"))
+    environment = {"STREAMBROKER_STORAGE": f"file://{bucket}"}
+    async with running_broker(tmp_path / "broker.db") as (_, rest):
+        await rest("PUT", EXPORT, {"properties": {"kind": "trade"}})
+        agent = AgentProcess(tmp_path / "feed", "feed", broker=rest.url, environment=environment)
+        publisher = Publishing(agent)
+        try:
+            await asyncio.to_thread(begun, agent)
+            await asyncio.to_thread(publisher.publish, 0, rows(0, 3))
+            assert await stored(rest, "UpToDate") == ""
+            file.touch()
+            bucket.rename(aside)
+            file.rename(bucket)
+            await asyncio.to_thread(publisher.publish, 1, rows(3, 3))
+            message = await stored(rest, "StorageUnavailable")
+            bucket.unlink()
+            aside.rename(bucket)
+            assert await stored(rest, "UpToDate") == ""
+        finally:
+            agent.kill()
+    assert message.startswith(f"file://{bucket}/default/feed/0")
+    assert "Not a directory" in message
+    assert "Check endpoint, bucket and network. Less than 64 KiB are not uploaded" in message
+
+
+async def stored(rest: Rest, reason: str) -> str:
+    """Wait until the export's status has a reason; return its message."""
+
+    async def found() -> dict[str, str] | None:
+        await rest("GET", "/top")  # agents report each second while metrics are watched
+        state: dict[str, str] = (await rest("GET", EXPORT)).body["status"].get("stored", {})
+        return state if state.get("reason") == reason else None
+
+    return (await until_async(found, 60, reason, pause_s=0.1))["message"]
+
+
+def begun(agent: AgentProcess) -> None:
+    agent.start()
+    until(lambda: agent.status()["exports"], 30, "the agent knows its exports")
 
 
 def is_uploaded(agent: AgentProcess) -> bool:

@@ -170,6 +170,19 @@ async def test_get_and_describe_say_that_an_export_has_ended(cli: Cli) -> None:
     assert "Ended" not in imports
 
 
+async def test_describe_shows_what_of_an_export_is_not_in_its_bucket(cli: Cli) -> None:
+    shown = []
+    for uploads in (None, {}, {"seconds": 90, "bytes": 5 << 20}, {"error": "s3://rows: it fails."}):
+        port = {} if uploads is None else {"storage": uploads}
+        await cli.rest("PUT", "/job/feed/pe/0/report", {"exports": {"trades": port}})
+        _, described, _ = await cli("describe", "export", "feed-trades")
+        shown.append([line for line in described.splitlines() if line.startswith("  Stored: ")])
+
+    assert shown[:2] == [[], ["  Stored:   yes"]]
+    assert shown[2][0].startswith("  Stored:   no (Behind) At least 1 MiB are not uploaded, for at")
+    assert shown[3][0].startswith("  Stored:   no (StorageUnavailable) s3://rows: it fails. Less")
+
+
 async def test_a_pe_shows_when_its_agent_was_heard_of(cli: Cli) -> None:
     _, out, _ = await cli("get", "pes")
     _, registered, _ = await cli("describe", "pe/alerts/0")

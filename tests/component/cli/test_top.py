@@ -271,7 +271,9 @@ async def test_without_a_terminal_top_shows_its_table_once(cli: Cli, clock: Cloc
     short_head, short_row = (line.split("  ") for line in narrow.splitlines())
 
     assert (code, err) == (0, "")
-    assert [cell.strip() for cell in short_head if cell] == top_command._NARROW_COLUMNS
+    assert [cell.strip() for cell in short_head if cell] == [
+        name for name in top_command._NARROW_COLUMNS if name != "STORE"
+    ]
     assert [cell.strip() for cell in short_row if cell] == [
         *("waits", "feed/0/trades", "alerts/0/trades", "1,234", "1,500", "1m", "5s", "2", "1", "0s")
     ]
@@ -281,6 +283,21 @@ async def test_without_a_terminal_top_shows_its_table_once(cli: Cli, clock: Cloc
         *("4", "1,500", "3.0Mi", "1m", "5s", "9", "2", "1", "-", "0s", "wait"),
     ]
     assert "\x1b" not in out
+
+
+async def test_top_shows_uploads_without_the_error_that_names_the_bucket(cli: Cli) -> None:
+    uploads = {"bytes": 5 << 20, "seconds": 61}
+    shown = []
+    for error in ({}, {"error": "s3://rows: it fails."}):
+        await report(cli.rest, reader(), storage={**uploads, **error})
+        (route,) = await top(cli.rest)
+        assert route["storage"] == {**uploads, "failing": bool(error), "superseded": False}
+        _, out, _ = await cli("top")
+        shown.append([line.split()[-2] for line in out.splitlines()])
+    _, described, _ = await cli("describe", "route", "feed/0/trades")
+
+    assert shown == [["STORE", "1m"], ["STORE", "fails"]]
+    assert "  To store:    5.0Mi" in described
 
 
 async def test_top_answers_json_for_programs_and_takes_ports(cli: Cli) -> None:

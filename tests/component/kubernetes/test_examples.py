@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pe_agent.agent.process import parse_settings
+from pe_agent.agent.process import STORAGE_VARIABLE, parse_settings
 from pe_agent.transport import broker_trust as tls
 from pe_agent.transport.agent_tls import INSECURE_VARIABLE
 from streambroker_core.wire.manifests.ports import API_VERSION, read_manifest
@@ -58,6 +58,7 @@ def test_every_pod_fits_the_standard_that_its_namespace_enforces() -> None:
     for name in (
         *DRIVERS,
         *(f"tls/{each}" for each in DRIVERS),
+        "feed-driver-bucket.yaml",
         "executor.yaml",
         "tls/executor.yaml",
     ):
@@ -146,6 +147,23 @@ def test_a_driver_with_tls_is_the_one_without_and_what_tls_needs(name: str) -> N
         ]
 
     assert in_order(secured) == in_order(plain)
+
+
+def test_a_driver_with_a_bucket_is_the_one_without_and_has_no_volume_that_stays() -> None:
+    plain, stored = documents("feed-driver.yaml")[0], documents("feed-driver-bucket.yaml")[0]
+    (container,) = stored["spec"]["containers"]
+    given = {each["name"]: each.get("value") for each in container["env"]}
+    bucket = given[STORAGE_VARIABLE]
+    assert bucket.startswith("s3://")
+    assert given["CHECKPOINT"] == "s3a://rows/checkpoints/jobs/feed"
+    assert 'os.environ.get("CHECKPOINT"' in (HOME / "feed.py").read_text()
+    own = (STORAGE_VARIABLE, "CHECKPOINT")
+    container["env"] = [each for each in container["env"] if each["name"] not in own]
+    assert container.pop("envFrom") == [{"secretRef": {"name": "feed-bucket", "optional": True}}]
+    volumes = [{each["name"]: each for each in pod["spec"]["volumes"]} for pod in (stored, plain)]
+    assert volumes[0]["agent"].pop("emptyDir") == {"sizeLimit": "4Gi"}
+    volumes[1]["agent"].pop("persistentVolumeClaim")
+    assert stored == plain
 
 
 def in_order(pod: charts.Object) -> charts.Object:

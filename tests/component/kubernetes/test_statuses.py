@@ -10,6 +10,8 @@ import pytest
 from streambroker_core.board import ImportApplied, ImportRemoved, Unreadable
 from streambroker_core.model import Import
 from streambroker_core.wire.manifests.ports import read_manifest
+from streambroker_core.wire.reports.storage_status import StorageStatus
+from streambroker_operator.kubernetes.replicas.agent_reports import StorageReport
 from streambroker_operator.kubernetes.status.events import EventNote
 from support.clusters.api_server import GROUP, ApiServer
 from support.clusters.calls import create, listed, manifest
@@ -105,6 +107,37 @@ async def test_an_end_and_its_being_taken_back_are_one_write_each(
     shown = api.kubectl("get", "streams", "-n", namespace).stdout
     head, feed = shown.splitlines()[:2]
     assert feed.split()[head.split().index("ENDED")] == "True"
+
+
+async def test_uploads_are_written_at_transitions_and_kubectl_shows_them(
+    api: ApiServer, namespace: str
+) -> None:
+    stored = {**FEED, "spec": {**FEED["spec"], "durability": "stored"}}
+    reports = [StorageStatus(seconds=seconds) for seconds in (50, 70, 90)]
+    reports.append(StorageStatus(error="it fails."))
+    async with broker_at(api, namespace) as broker:
+        await create(broker.api, namespace, [stored, ALERTS])
+        await broker.fill()
+        broker.register("feed", "alerts")
+        broker.poll("feed", "alerts")
+        await broker.settled()
+        before, reported = written(api, namespace), []
+        for uploads in reports:
+            broker.report("feed", StorageReport({"trades": uploads}))
+            await broker.settled()
+            reported.append(conditions(await broker.read("Export", "feed-trades"))["Stored"])
+
+    assert reported == [
+        ("True", "UpToDate"),
+        *[("False", "Behind")] * 2,
+        ("False", "StorageUnavailable"),
+    ]
+    assert written(api, namespace) - before == 3
+    shown = api.kubectl("get", "exports", "-n", namespace, "-o", "wide").stdout
+    head, feed = shown.splitlines()
+    assert [
+        feed[head.index(name) :].split()[0] for name in ("DURABILITY", "STORED", "STORAGE")
+    ] == [*("stored", "False", "StorageUnavailable")]
 
 
 @pytest.mark.long

@@ -97,6 +97,23 @@ async def test_an_export_that_ends_and_goes_on_is_reported_once_for_either(rest:
     assert [data["object"]["status"]["ended"] for _, data in reported[:2]] == [True, False]
 
 
+async def test_uploads_are_reported_when_the_status_of_the_export_changes(rest: Rest) -> None:
+    await rest("PUT", X, EXPORT)
+    ports: list[dict[str, Any]] = [{}, *({"storage": {"seconds": n}} for n in (0, 59, 60, 599))]
+    async with following(rest) as stream:
+        for port in ports:
+            await rest("PUT", "/job/feed/pe/0/report", {"exports": {"trades": port}})
+        await rest("PUT", X, {**EXPORT, "durability": "stored"})
+        await rest("PUT", "/job/feed/pe/0/report", {"exports": {"trades": {}}})
+        reported = await stream.events(5)
+
+    exports = [data["object"] for name, data in reported if name == "export"]
+    assert [each["status"]["stored"]["reason"] for each in exports] == [
+        *("UpToDate", "Behind", "Behind", "StorageMissing")
+    ]
+    assert kinds(reported)[3] == ("pe", "MODIFIED")  # its view has the durability
+
+
 async def test_each_change_is_reported_with_all_that_came_of_it(rest: Rest) -> None:
     async with following(rest) as stream:
         await rest("PUT", X, EXPORT)

@@ -9,6 +9,7 @@ from support.brokers.brokers import EXPORT, IMPORT, Answer, Rest, bearer
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
+FAILING = {"error": "it fails."}
 AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://127.0.0.1:4711", "hint": None}
 
 
@@ -121,6 +122,37 @@ async def test_damage_that_an_agent_reports_is_in_its_export_until_it_reports_no
         one, several = await pair("GET", X), await pair("GET", "/exports")
         shown += [x["status"].get("damaged") for x in (one.body, *several.body["items"])]
     assert shown == [f"{hole}; s/0000000007.segment."] * 2 + [None] * 2
+
+
+async def test_uploads_that_an_agent_reports_are_in_its_export(pair: Rest) -> None:
+    shown = []
+    ports: list[dict[str, Any]] = [{}, *({"storage": one} for one in ({}, FAILING, {}))]
+    for port in ports:
+        report = {"exports": {"trades": port}}
+        assert (await pair("PUT", "/job/feed/pe/0/report", report)).status == 200
+        one, several = await pair("GET", X), await pair("GET", "/exports")
+        stored = [x["status"].get("stored") for x in (one.body, *several.body["items"])]
+        shown.append([None if each is None else each["reason"] for each in stored])
+    assert shown == [
+        [reason] * 2 for reason in (None, "UpToDate", "StorageUnavailable", "UpToDate")
+    ]
+
+
+async def test_an_export_that_demands_storage_and_has_none_lacks_it(pair: Rest) -> None:
+    await pair("PUT", "/job/feed/pe/0/report", {"exports": {"trades": {}}})
+    await pair("PUT", X, {**EXPORT, "durability": "stored"})
+    assert (await pair("GET", X)).body["status"]["stored"]["reason"] == "StorageMissing"
+
+
+async def test_a_lag_that_grows_is_no_change_of_the_export(pair: Rest) -> None:
+    tags = []
+    for seconds in (0, 30, 70, 90, 700):
+        uploads = {"bytes": 1_000 * seconds, "seconds": seconds}
+        report = {"exports": {"trades": {"storage": uploads}}}
+        assert (await pair("PUT", "/job/feed/pe/0/report", report)).status == 200
+        tags.append((await pair("GET", X)).headers["ETag"])
+    assert len(set(tags[:2])) == len(set(tags[2:4])) == 1
+    assert len(set(tags)) == 3
 
 
 async def test_who_looks_at_a_view_without_having_one_says_nothing_of_ends(pair: Rest) -> None:

@@ -35,7 +35,8 @@ spec: {job: alerts, port: trades, subscription: 'kind == "trade"', filter: price
 """One Export, one Import, and the route between them."""
 _UNKNOWN = """
 rowsPerSecond bytesPerSecond lagEpochs lagRows lagBytes lagSeconds congestion waitingSince ended
-readToEnd filteredRows droppedRows lostRows duplicateRows blockedSeconds releasedPlans age
+readToEnd filteredRows droppedRows lostRows duplicateRows blockedSeconds releasedPlans storage
+age
 """
 ROUTE = {
     "export": "default/feed/0/trades",

@@ -13,7 +13,11 @@ from streambroker_core.model import RULE, AnyKind, Kind, PeKey
 from streambroker_core.wire.broker.ended_exports import make_ended_exports
 from streambroker_operator.kubernetes.client.http_api import HttpApi
 from streambroker_operator.kubernetes.client.watch_client import ApiClient, Body
-from streambroker_operator.kubernetes.replicas.agent_reports import EndsReport, ViewReport
+from streambroker_operator.kubernetes.replicas.agent_reports import (
+    EndsReport,
+    PortReport,
+    ViewReport,
+)
 from streambroker_operator.kubernetes.status.events import EventWriter, transition_notes
 from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
 from streambroker_operator.kubernetes.status.writer import StatusWrite, StatusWriter
@@ -70,10 +74,13 @@ class Broker:
             assert view is not None
             self.statuses.on_report(where, ViewReport(view.version))
 
+    def report(self, job: str, report: PortReport) -> None:
+        """Report as the agent of a job does."""
+        self.statuses.on_report(PeKey(namespace=self.namespace, job=job, pe=0), report)
+
     def say(self, job: str, *ports: str) -> None:
         """Tell which exports of a job have ended, as its agent does with its poll."""
-        where = PeKey(namespace=self.namespace, job=job, pe=0)
-        self.statuses.on_report(where, EndsReport(make_ended_exports(ports)))
+        self.report(job, EndsReport(make_ended_exports(ports)))
 
     async def read(self, kind: Kind, name: str) -> dict[str, Any]:
         items = await listed(self.api, self.namespace, kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from pe_agent.log.commit import Committer
 from pe_agent.log.errors import AddressGone, LogError, Superseded
 from pe_agent.log.frames import Address, Kind
 from pe_agent.log.log import StreamLog
-from pe_agent.log.objects import stream_folder
+from pe_agent.log.objects import bucket as bucket_module
+from pe_agent.log.objects import stream_folder, uploader
 from pe_agent.log.objects.bucket import Bucket, BucketError, open_bucket
 from pe_agent.log.objects.chain import Chain, seal
 from pe_agent.log.objects.restore import StoredLog, fetcher, read_stored_log, restore_files
 from pe_agent.log.objects.uploader import LogUploader
 from support.agents.logs import body
+from support.processes.ports import free_port
 
 SEGMENT_BYTES = 700
 PART_BYTES = 150
@@ -270,6 +273,76 @@ def test_a_superseded_agent_appends_no_more_and_still_reads(tmp_path: Path) -> N
     for agent in (first, second, third):
         agent.log.close()
     committer.close()
+
+
+@dataclass
+class Clock:
+    """The clock of the uploader, set by hand; two seconds are between two looks at the lag."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(uploader, "time", clock)
+    return clock
+
+
+def test_uploads_that_keep_up_have_no_lag_though_something_waits_each_time(
+    tmp_path: Path, clock: Clock
+) -> None:
+    committer = Committer(threads=1)
+    agent, found = OneAgent(open_bucket("memory://"), tmp_path, committer), []
+    for number in range(50):
+        agent.log.append(Kind.NOTE, b"%d" % number, b"frame")
+        agent.log.flush()
+        found.append(agent.uploader.status())
+        clock.now += 2.0
+        agent.uploader.flush()
+    assert {one.seconds for one in found} == {0.0}
+    assert min(one.bytes for one in found) > 0
+    agent.log.close()
+    committer.close()
+
+
+def test_the_lag_is_the_age_of_the_oldest_bytes_that_wait(tmp_path: Path, clock: Clock) -> None:
+    committer = Committer(threads=1)
+    agent, seconds = OneAgent(open_bucket("memory://"), tmp_path, committer), []
+    ends: list[tuple[int, int]] = []
+    for number in range(1_000):
+        address = agent.log.append(Kind.NOTE, b"%d" % number, b"frame")
+        agent.log.flush()
+        ends.append((address.segment, address.offset + address.length))
+        if number >= 500:  # a bucket that takes as much as is published, 500 frames later
+            agent.uploader.uploaded = ends[number - 500]
+        seconds.append(agent.uploader.status().seconds)
+        clock.now += 2.0
+    assert seconds[:500] == [2.0 * number for number in range(500)]
+    assert min(seconds[500:]) >= 1_000.0 * 15 / 16 - 2.0
+    assert max(seconds[500:]) <= 1_000.0
+    agent.upload()
+    assert agent.uploader.status()[:2] == (0, 0.0)
+    agent.log.close()
+    committer.close()
+
+
+def test_a_repeated_error_of_the_bucket_has_the_same_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_module, "ATTEMPTS", 1)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tests")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "tests")
+    bucket, texts = open_bucket("s3://rows/prefix"), set()
+    for _ in range(3):
+        with pytest.raises(BucketError, match="s3://rows/prefix: PutObject of key failed") as found:
+            bucket.put_new("key", b"")
+        texts.add(str(found.value))
+    assert len(texts) == 1
 
 
 def test_a_segment_that_is_missing_in_the_bucket_is_named(tmp_path: Path) -> None:

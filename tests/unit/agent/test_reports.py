@@ -18,6 +18,7 @@ from pe_agent.agent.broker.reporter import (
     mask_reader_id,
 )
 from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError
+from streambroker_core.wire.reports.storage_status import MAX_ERROR
 from support.agents.exports import Bench, bench, rows
 from support.processes.waiting import until
 
@@ -94,6 +95,23 @@ def test_a_report_says_of_each_export_whether_it_has_ended(made: Bench) -> None:
         made.export.publisher.finish(query="q", run="r")
 
     assert said == [False, True]
+
+
+def test_a_report_has_uploads_where_the_agent_has_object_storage(made: Bench) -> None:
+    (without,) = build_report(status(made))["exports"].values()
+    export = made.export.status()
+    uploads = {"bytes": 5, "seconds": 61.9, "error": None, "superseded": False}
+    found: list[Any] = []
+    for error, count in ((None, 1), ("e" * 999, 1), ("e" * 999, 300)):
+        one = {**export, "storage": {**uploads, "error": error}}
+        exports = {f"{made.export.key}{n}": one for n in range(count)}
+        report = build_report({"exports": exports, "imports": {"readers": {}}})
+        found.append(next(iter(report["exports"].values()))["storage"])
+
+    assert "storage" not in without
+    assert found[0] == {"bytes": 5, "seconds": 61}
+    assert [len(storage["error"]) for storage in found[1:]] == [MAX_ERROR, 50]
+    assert {storage["error"][-2:] for storage in found[1:]} == {"e…"}
 
 
 def test_dropped_epochs_are_no_lag_any_more(made: Bench) -> None:

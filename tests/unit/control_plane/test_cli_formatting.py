@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
@@ -29,8 +30,10 @@ QUIET = {
     "alive": True,
     "ended": False,
     "readToEnd": False,
+    "storage": None,
     "age": 1,
 }
+UPLOADS: dict[str, Any] = {"bytes": 5 << 20, "seconds": 75, "failing": False, "superseded": False}
 
 
 class Terminal(io.StringIO):
@@ -287,7 +290,7 @@ def test_a_route_is_in_one_state(figures: dict[str, Any], state: str) -> None:
 @pytest.mark.parametrize(
     ("figures", "cells"),
     [
-        ({}, ["0%", "0", "0", "0", "0", "0", "0s", "0s", "0", "0", "0", "no", "1s"]),
+        ({}, ["0%", "0", "0", "0", "0", "0", "0s", "0s", "0", "0", "0", "-", "-", "no", "1s"]),
         (
             {
                 "rowsPerSecond": 1.26,
@@ -301,15 +304,19 @@ def test_a_route_is_in_one_state(figures: dict[str, Any], state: str) -> None:
                 "filteredRows": 1_000,
                 "droppedRows": 10**6,
                 "lostRows": 3,
+                "storage": UPLOADS,
             },
             [
                 *("42%", "1.3", "2.0Ki", "12,345", "10,000,000", "1.5Ki", "1m", "7s"),
-                *("1,000", "1,000,000", "3", "no", "1s"),
+                *("1,000", "1,000,000", "3", "1m", "5.0Mi", "no", "1s"),
             ],
         ),
         (
             {"rowsPerSecond": 1234.5, "lagBytes": 5 << 30, "age": 75.0, "ended": True},
-            ["0%", "1,234", "0", "0", "0", "5.0Gi", "0s", "0s", "0", "0", "0", "yes", "1m"],
+            [
+                *("0%", "1,234", "0", "0", "0", "5.0Gi", "0s", "0s", "0", "0", "0"),
+                *("-", "-", "yes", "1m"),
+            ],
         ),
     ],
 )
@@ -322,10 +329,30 @@ def test_figures_are_shown_short(figures: dict[str, Any], cells: list[str]) -> N
 
 
 def test_a_route_of_a_broker_that_does_not_say_it_has_no_end() -> None:
-    older = {k: v for k, v in QUIET.items() if k not in ("ended", "readToEnd")}
+    older = {k: v for k, v in QUIET.items() if k not in ("ended", "readToEnd", "storage")}
 
     assert top.route_state(older) == "idle"
-    assert top.COLUMNS["ENDED"](older) == "-"
+    assert [top.COLUMNS[name](older) for name in ("ENDED", "STORE", "TO STORE")] == ["-"] * 3
+
+
+@pytest.mark.parametrize(
+    ("uploads", "text"),
+    [
+        ({}, "1m"),
+        ({"failing": True}, "fails"),
+        ({"superseded": True}, "fails"),
+    ],
+)
+def test_how_far_uploads_are_is_shown_in_a_word(uploads: dict[str, Any], text: str) -> None:
+    assert top.COLUMNS["STORE"]({**QUIET, "storage": {**UPLOADS, **uploads}}) == text
+
+
+def test_uploads_have_columns_where_an_export_has_object_storage() -> None:
+    routes = [QUIET, {**QUIET, "storage": UPLOADS}]
+    for namespace, shown in ((None, {"STORE", "TO STORE"}), ("default", {"STORE"})):
+        tables = (top.route_lines(some, namespace=namespace) for some in (routes[:1], routes))
+        without, with_uploads = (set(re.split(" {2,}", lines[0])) for lines in tables)
+        assert with_uploads - without == shown
 
 
 def test_who_waits_is_shown_on_a_narrow_terminal_with_long_names() -> None:
@@ -335,7 +362,13 @@ def test_who_waits_is_shown_on_a_narrow_terminal_with_long_names() -> None:
 
 
 def test_the_table_that_is_printed_once_fits_120_columns() -> None:
-    figures = {"rowsPerSecond": 850_000, "lagRows": 1_500_000, "droppedRows": 12_000}
+    uploads = {**UPLOADS, "failing": True}
+    figures: dict[str, Any] = {
+        "rowsPerSecond": 850_000,
+        "lagRows": 1_500_000,
+        "droppedRows": 12_000,
+    }
+    figures |= {"storage": uploads}
     names = {"export": "default/airports/0/departures", "import": "default/delays/0/departures"}
     lines = top.route_lines([{**QUIET, **figures, **names}], namespace="default")
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from streambroker_core.board import Status
+from streambroker_core.wire.reports.storage_status import StorageStatus
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
 from streambroker_operator.kubernetes.status.conditions import (
     NOTHING_PUBLISHED,
@@ -44,10 +45,13 @@ NOTE = route_cut_note(
 )
 
 
-def status_of(status: Status, shown: PublishedStatus = NOTHING_PUBLISHED) -> dict[str, Any]:
-    found = status_to_write(
-        desired_status(export_of(), status, programmed=RUNS, published=shown), shown, 0.0
-    )
+def status_of(
+    status: Status,
+    shown: PublishedStatus = NOTHING_PUBLISHED,
+    storage: StorageStatus | None = None,
+) -> dict[str, Any]:
+    desired = desired_status(export_of(), status, programmed=RUNS, published=shown, storage=storage)
+    found = status_to_write(desired, shown, 0.0)
     assert found is not None
     return found
 
@@ -82,6 +86,22 @@ def test_each_transition_is_reported_and_nothing_else(
     before: Status | None, after: Status, notes: list[tuple[str, str]]
 ) -> None:
     assert reported(before, after) == notes
+
+
+def test_uploads_that_fail_are_a_warning_and_their_success_is_reported_after_it_alone() -> None:
+    failing, shown, notes = StorageStatus(error="it fails."), NOTHING_PUBLISHED, []
+    for storage in (StorageStatus(), failing, StorageStatus(seconds=600), StorageStatus()):
+        status = status_of(MATCHED, shown, storage)
+        write = StatusWrite(
+            kind="Export", namespace="jobs", name="a", uid="u", status=status, before=shown.since
+        )
+        notes += [(note.event_type, note.text) for note in transition_notes(write)][-1:]
+        shown = read_published(status)
+
+    connected, warning, again = notes
+    assert connected[1].startswith("It is connected")
+    assert (warning[0], warning[1][:9]) == ("Warning", "it fails.")
+    assert again == ("Normal", "Its bucket has it again.")
 
 
 def test_the_event_of_a_connection_names_the_other_ends() -> None:

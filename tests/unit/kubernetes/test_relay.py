@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestServer
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.ended_exports import EndedExports, make_ended_exports
 from streambroker_core.wire.reports.rule_status import RuleStatus
+from streambroker_core.wire.reports.storage_status import StorageStatus
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.replicas import report_relay as relay
 from streambroker_operator.kubernetes.replicas.agent_reports import (
@@ -22,6 +23,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
     RulesReport,
+    StorageReport,
     ViewReport,
 )
 from support.core.resources import pe
@@ -166,6 +168,19 @@ async def test_damage_is_reported_with_its_age_and_the_instance_that_reported_it
     assert isinstance(report, DamageReport)
     assert (who, report.damaged, report.instance) == (FEED, harm, str(FEED))
     assert 0 <= report.ago_s < 10
+
+
+async def test_uploads_are_reported_with_those_of_agents_without_storage() -> None:
+    leader = Leader()
+    uploads = {"trades": StorageStatus(seconds=60, error="it fails."), "quotes": StorageStatus()}
+    uploads["news"] = StorageStatus(exists=False)
+    async with relay_to(leader) as (one, session):
+        one.note(FEED, StorageReport(uploads))
+        await one._send(session)
+
+    ((who, report),) = leader.reported
+    assert isinstance(report, StorageReport)
+    assert (who, report.storage, report.instance) == (FEED, uploads, str(FEED))
 
 
 async def test_many_long_words_are_reported_in_several_bodies_that_are_taken() -> None:

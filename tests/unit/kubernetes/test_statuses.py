@@ -21,9 +21,11 @@ from streambroker_core.board import (
 )
 from streambroker_core.model import Export, Import
 from streambroker_core.wire.broker.ended_exports import EndedExports
+from streambroker_core.wire.reports.storage_status import StorageStatus
 from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
+    StorageReport,
     ViewReport,
 )
 from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
@@ -423,7 +425,7 @@ def test_another_process_leaves_an_end_that_is_written_and_takes_it_back() -> No
         another.poll(job)
 
     assert another.ended() == []
-    assert another.statuses.is_published_ended(FEED.uid)
+    assert another.statuses.published_facts(FEED.uid).ended
     another.say()
     assert another.ended() == [""]
 
@@ -555,6 +557,64 @@ def test_damage_that_an_earlier_instance_reported_is_passed_over() -> None:
     bench = running()
     bench.statuses.on_report(pe("feed"), DamageReport(HOLE, ago_s=0.5, instance="another instance"))
     assert damaged(bench) == []
+
+
+UNAVAILABLE = StorageStatus(error="it fails.")
+
+
+def uploads(bench: Bench, storage: StorageStatus, **how: Any) -> list[str]:
+    """Report uploads and write what was offered; return `Stored` of each Export written."""
+    bench.statuses.on_report(pe("feed"), StorageReport({"trades": storage}, **how))
+    return stored(bench)
+
+
+def stored(bench: Bench) -> list[str]:
+    writes = [write for name in bench.asked() if (write := bench.write(name)) is not None]
+    return [
+        next((f"{c['status']} {c['reason']}" for c in found if c["type"] == "Stored"), "")
+        for found in (w.status["conditions"] for w in writes if w.kind == "Export")
+    ]
+
+
+def test_uploads_are_a_condition_that_is_written_for_transitions() -> None:
+    bench = running()
+    reported = [
+        *(StorageStatus(bytes=5), StorageStatus(bytes=9_000, seconds=50)),
+        *(StorageStatus(seconds=60), StorageStatus(seconds=599), UNAVAILABLE, StorageStatus()),
+    ]
+    assert [uploads(bench, one) for one in reported] == [
+        *(["True UpToDate"], [], ["False Behind"], []),
+        *(["False StorageUnavailable"], ["True UpToDate"]),
+    ]
+    assert bench.turned == [EXPORT] * 4
+
+
+def test_the_condition_of_uploads_leaves_an_export_ready() -> None:
+    bench = running()
+    bench.statuses.on_report(pe("feed"), StorageReport({"trades": UNAVAILABLE}))
+    write = next(w for name in bench.asked() if (w := bench.write(name)) is not None)
+    by_type = {c["type"]: c for c in write.status["conditions"]}
+    assert by_type["Ready"]["status"] == "True"
+    assert by_type["Stored"]["message"].startswith("it fails. Less than 64 KiB are not uploaded.")
+
+
+def test_an_export_without_storage_has_no_such_condition_unless_it_demands_storage() -> None:
+    bench = running()
+    assert uploads(bench, StorageStatus(exists=False)) == []
+    bench.version += 1
+    bench.apply(ExportApplied(export=replace(FEED, durability="stored"), version=bench.version))
+    assert stored(bench) == ["False StorageMissing"]
+    assert uploads(bench, StorageStatus()) == ["True UpToDate"]
+
+
+def test_another_who_leads_keeps_what_is_written_of_uploads_until_the_agent_reports() -> None:
+    bench = running()
+    assert uploads(bench, UNAVAILABLE) == ["False StorageUnavailable"]
+    bench.statuses.on_leader_change(True)
+    bench.statuses.offer_all()
+    assert stored(bench) == []
+    assert uploads(bench, StorageStatus(), instance="another instance") == []
+    assert uploads(bench, StorageStatus()) == ["True UpToDate"]
 
 
 def test_a_ring_of_waiting_jobs_is_a_condition_at_both_ends() -> None:

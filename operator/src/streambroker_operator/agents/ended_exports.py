@@ -1,32 +1,54 @@
-"""Ended and damaged exports, as agents report them.
+"""Ends, damage and uploads of exports, as agents report them.
 
-For display only; nothing depends on it. Agents report ends with every poll and damage with every
-report. Both are kept in memory only and are complete again 30 seconds after a broker restart.
+For display only; nothing depends on it. Agents report ends with every poll, the rest with every
+report. All is kept in memory only and is complete again 30 seconds after a broker restart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from streambroker_core.model import PeKey, PortKey, Resource
+from streambroker_core.board import BoardReader
+from streambroker_core.model import Export, PeKey, PortKey
 from streambroker_core.wire.broker.ended_exports import EndedExports
+from streambroker_core.wire.reports.storage_status import (
+    StorageStatusMap,
+    StoredState,
+    stored_state,
+)
+
+
+class ExportFacts(NamedTuple):
+    """What is published of an export besides its place on the board.
+
+    Attributes:
+        ended: its program has finished the stream.
+        damaged: damage of its log; empty for none.
+        stored: whether the bucket has it; None without object storage or report.
+    """
+
+    ended: bool = False
+    damaged: str = ""
+    stored: StoredState | None = None
 
 
 class ExportReports(Protocol):
-    """Reported ends and damage of exports, as they are published."""
+    """Reported ends, damage and uploads of exports, as they are published."""
 
     def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[PortKey]:
         """Apply an agent's report of ends; return the exports whose published state changed."""
 
-    def is_ended(self, resource: Resource) -> bool:
-        """Return whether an accepted Export is published as ended."""
+    def apply_report(
+        self, pe: PeKey, damaged: Mapping[str, str], storage: StorageStatusMap
+    ) -> Sequence[PortKey]:
+        """Apply an agent's report by port: damage of logs, and uploads of all exports.
 
-    def apply_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
-        """Apply an agent's descriptions of damaged logs, by port; return as `apply_ends` does."""
+        Return as `apply_ends` does.
+        """
 
-    def damage(self, resource: Resource) -> str:
-        """Return the published damage of an Export's log; empty for none."""
+    def facts(self, export: Export) -> ExportFacts:
+        """Return what is published of an accepted Export."""
 
     def forget(self, pe: PeKey) -> None:
         """Drop the reports of a withdrawn PE."""
@@ -35,9 +57,11 @@ class ExportReports(Protocol):
 class LocalExportReports:
     """Last reports of agents, where all agents report to this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, board: BoardReader) -> None:
+        self._board = board
         self._ended: dict[PeKey, frozenset[str]] = {}
-        self._damaged: dict[PeKey, Mapping[str, str]] = {}
+        self._reported: dict[PeKey, tuple[Mapping[str, str], StorageStatusMap]] = {}
+        """Damage and uploads by port."""
 
     def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[PortKey]:
         """Apply an agent's report of ends; return the exports that changed."""
@@ -49,23 +73,34 @@ class LocalExportReports:
             self._ended[pe] = now
         return [PortKey(*pe, port) for port in sorted(before ^ now)]
 
-    def is_ended(self, resource: Resource) -> bool:
-        """Return whether the agent has reported the end of an Export."""
-        return resource.key.port in self._ended.get(resource.key.owner, frozenset())
+    def apply_report(
+        self, pe: PeKey, damaged: Mapping[str, str], storage: StorageStatusMap
+    ) -> Sequence[PortKey]:
+        """Apply an agent's report of damage and uploads; return the exports that changed."""
+        reports = (*self._reported.get(pe, ()), damaged, storage)
+        ports = sorted({port for report in reports for port in report})
+        held = [self._board.holder("Export", PortKey(*pe, port)) for port in ports]
+        exports = [one for one in held if isinstance(one, Export)]
+        before = [self.facts(export) for export in exports]
+        self._reported[pe] = damaged, storage
+        return [
+            export.key
+            for export, facts in zip(exports, before, strict=True)
+            if self.facts(export) != facts
+        ]
 
-    def apply_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
-        """Apply an agent's report of damage; return the exports that changed."""
-        before = self._damaged.pop(pe, {})
-        if damaged:
-            self._damaged[pe] = dict(damaged)
-        ports = {*before, *damaged}
-        return [PortKey(*pe, p) for p in sorted(ports) if before.get(p) != damaged.get(p)]
-
-    def damage(self, resource: Resource) -> str:
-        """Return the reported damage of an Export's log; empty for none."""
-        return self._damaged.get(resource.key.owner, {}).get(resource.key.port, "")
+    def facts(self, export: Export) -> ExportFacts:
+        """Return what the agent has reported of an Export."""
+        pe, port = export.key.owner, export.key.port
+        damaged, storage = self._reported.get(pe, ({}, {}))
+        uploads = storage.get(port)
+        return ExportFacts(
+            ended=port in self._ended.get(pe, ()),
+            damaged=damaged.get(port, ""),
+            stored=None if uploads is None else stored_state(uploads, export.durability),
+        )
 
     def forget(self, pe: PeKey) -> None:
         """Drop the reports of a withdrawn PE."""
         self._ended.pop(pe, None)
-        self._damaged.pop(pe, None)
+        self._reported.pop(pe, None)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from streambroker_core.board import BoardReader, Status
 from streambroker_core.model import Export, PeKey, Route, kind_of
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.manifests.ports import write_manifest
-from streambroker_operator.agents.ended_exports import ExportReports
+from streambroker_operator.agents.ended_exports import ExportFacts, ExportReports
 from streambroker_operator.agents.liveness import AgentLiveness
 from streambroker_operator.storage.backend import StoredResource
 
@@ -45,14 +46,16 @@ def build_resource_body(
 ) -> dict[str, Any]:
     """Return a resource's manifest with a status; empty if None.
 
-    An Export's status also has `ended`, and `damaged` if its log is damaged.
+    An Export's status also has `ended`, `damaged` if its log is damaged, and `stored` if its agent
+    has object storage or the Export demands it.
     """
     resource = stored.resource
     status_json = {} if status is None else _status_body(status)
     if status is not None and isinstance(resource, Export):
-        status_json["ended"] = status.accepted and export_reports.is_ended(resource)
-        damaged = export_reports.damage(resource) if status.accepted else ""
-        status_json.update({"damaged": damaged} if damaged else {})
+        facts = export_reports.facts(resource) if status.accepted else ExportFacts()
+        status_json["ended"] = facts.ended
+        status_json |= {"damaged": facts.damaged} if facts.damaged else {}
+        status_json |= {} if facts.stored is None else {"stored": asdict(facts.stored)}
     return {**write_manifest(resource, version=stored.version), "status": status_json}
 
 

@@ -171,7 +171,7 @@ class ChangeLog:
         self._changed_statuses[(kind, uid)] = None
 
     def publish_exports(self, exports: Iterable[PortKey]) -> None:
-        """Publish Exports whose reported end or damage changed."""
+        """Publish Exports whose reported end, damage or uploads changed."""
         for key in exports:
             export = self._board.holder("Export", key)
             if export is not None:

@@ -118,7 +118,7 @@ class Runtime:
         self.board = machine.reader
         self.liveness = AgentLiveness()
         self.export_reports: ExportReports = (
-            LocalExportReports() if export_reports is None else export_reports
+            LocalExportReports(self.board) if export_reports is None else export_reports
         )
         self.change_log = ChangeLog(
             secrets.token_hex(8),

@@ -38,7 +38,7 @@ class UploadStatus(NamedTuple):
 
     Attributes:
         bytes: synced bytes that are not uploaded.
-        seconds: for how long some of them have waited.
+        seconds: for how long the oldest of them have waited, at least.
         error: why the last upload failed; None after one that succeeded.
         is_superseded: another agent has taken over.
     """

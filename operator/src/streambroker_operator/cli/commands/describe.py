@@ -132,6 +132,9 @@ def _status(status: Item) -> list[str]:
         lines.append("Ended:    yes, its program has finished the stream")
     if status.get("damaged"):
         lines.append(f"Damaged:  {status['damaged']}")
+    if stored := status.get("stored"):
+        answer = "yes" if stored["reason"] == "UpToDate" else f"no ({stored['reason']})"
+        lines.append(f"Stored:   {answer} {stored['message']}".rstrip())
     if status.get("ring"):
         lines.append(f"Ring:     {status['ring']}")
     return [*lines, f"Matches:  {status.get('matches', 0)}"]

@@ -217,6 +217,8 @@ def route_lines(
     shown = COLUMNS
     if namespace is not None:
         shown = {name: _without_prefix(f"{namespace}/", COLUMNS[name]) for name in _NARROW_COLUMNS}
+    if not any(route.get("storage") for route in routes):
+        shown = {name: cell for name, cell in shown.items() if name not in _STORE_COLUMNS}
     return Table(shown, right=_RIGHT_ALIGNED).lines(
         routes, colour=lambda route: _COLOURS.get(route_state(route)), cut=columns
     )
@@ -247,6 +249,16 @@ def route_state(route: Item) -> str:
     return "flows" if route["rowsPerSecond"] or route["lagEpochs"] else "idle"
 
 
+def _storage_text(route: Item) -> str:
+    """Return for how long the export's oldest bytes have waited for their upload, or ``fails``."""
+    storage = route.get("storage")
+    if storage is None:
+        return "-"
+    if storage["failing"] or storage["superseded"]:
+        return "fails"
+    return format_duration(storage["seconds"])
+
+
 def _format_number(value: float | None) -> str:
     if value is None:
         return "-"
@@ -272,6 +284,10 @@ COLUMNS: Columns[Item] = {
     "FILTERED": lambda route: _format_number(route["filteredRows"]),
     "DROPPED": lambda route: _format_number(route["droppedRows"]),
     "LOST": lambda route: _format_number(route["lostRows"]),
+    "STORE": _storage_text,
+    "TO STORE": lambda route: (
+        format_size(route["storage"]["bytes"]) if route.get("storage") else "-"
+    ),
     "ENDED": lambda route: _ENDED_WORDS[route.get("ended")],
     "AGE": lambda route: _format_known(format_duration, route["age"]),
     "POLICY": lambda route: route["policy"],
@@ -280,8 +296,10 @@ COLUMNS: Columns[Item] = {
 METRIC_COLUMNS = tuple(name for name in COLUMNS if name not in ("EXPORT", "IMPORT", "POLICY"))
 """Columns that change all the time."""
 _NARROW_COLUMNS = ["CONGESTION", "EXPORT", "IMPORT", "ROWS/S", "LAG ROWS", "LAG TIME", "BLOCKED"]
-_NARROW_COLUMNS += ["DROPPED", "LOST", "AGE"]
+_NARROW_COLUMNS += ["DROPPED", "LOST", "STORE", "AGE"]
 """Columns of the default table, which fits 120 characters; ``wide`` has all."""
+_STORE_COLUMNS = ("STORE", "TO STORE")
+"""Columns of tables with an export that has object storage."""
 _RIGHT_ALIGNED = COLUMNS.keys() - {"CONGESTION", "EXPORT", "IMPORT", "ENDED", "AGE", "POLICY"}
 _SORT_KEYS: dict[str, Callable[[Item], Any]] = {
     "state": lambda r: (

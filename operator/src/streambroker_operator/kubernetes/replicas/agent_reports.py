@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.reports.rule_status import RuleStatusMap
+from streambroker_core.wire.reports.storage_status import StorageStatusMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,13 @@ class DamageReport(_DatedReport):
 
 
 @dataclass(frozen=True, slots=True)
+class StorageReport(_DatedReport):
+    """Uploads to object storage, by port."""
+
+    storage: StorageStatusMap
+
+
+@dataclass(frozen=True, slots=True)
 class RulesReport:
     """States of a job's rules, and whether the agent has reported further rules before."""
 
@@ -47,5 +55,5 @@ class RulesReport:
     more: bool = False
 
 
-PortReport: TypeAlias = ViewReport | EndsReport | DamageReport
+PortReport: TypeAlias = ViewReport | EndsReport | DamageReport | StorageReport
 AgentReport: TypeAlias = PortReport | RulesReport

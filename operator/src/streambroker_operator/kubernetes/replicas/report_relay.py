@@ -24,12 +24,14 @@ from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import ended_exports as wire
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.reports.rule_status import read_statuses, write_statuses
+from streambroker_core.wire.reports.storage_status import read_storage, write_storage
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.replicas.agent_reports import (
     AgentReport,
     DamageReport,
     EndsReport,
     RulesReport,
+    StorageReport,
     ViewReport,
 )
 
@@ -48,6 +50,11 @@ _FORMATS: Mapping[type[AgentReport], tuple[str, int, Callable[[Any], Any]]] = {
     # Agents repeat these every half minute. Each may be as long as a full report.
     RulesReport: ("rules", 4, lambda report: write_statuses(report.statuses)),
     DamageReport: ("damaged", 10, lambda report: dict(report.damaged)),
+    StorageReport: (
+        "storage",
+        5,
+        lambda report: {port: write_storage(one) for port, one in report.storage.items()},
+    ),
 }
 """Key in a message, maximum number in one, and JSON form, by type of report."""
 
@@ -164,7 +171,7 @@ def handler(
 def read_reports(
     secret: bytes, authorization: str, body: bytes, now: float
 ) -> list[tuple[PeKey, AgentReport]]:
-    """Parse the relayed reports; older releases omit ends, rules and damage.
+    """Parse the relayed reports; older releases omit all but views.
 
     Raises:
         RequestError: 401, the message is invalid or too old.
@@ -187,6 +194,9 @@ def _read_message(message: dict[str, Any]) -> Iterator[tuple[str, AgentReport]]:
     for pe, (damaged, ago, instance) in message.get("damaged", {}).items():
         texts = {str(port): str(text) for port, text in damaged.items()}
         yield pe, DamageReport(texts, ago_s=float(ago), instance=str(instance))
+    for pe, (storage, ago, instance) in message.get("storage", {}).items():
+        read = {str(port): read_storage(Fields({"storage": one})) for port, one in storage.items()}
+        yield pe, StorageReport(read, ago_s=float(ago), instance=str(instance))
 
 
 def sign(secret: bytes, body: bytes) -> str:

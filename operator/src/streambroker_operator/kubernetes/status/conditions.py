@@ -17,10 +17,11 @@ from typing import Any, Literal, TypeAlias
 
 from streambroker_core.board import Status
 from streambroker_core.board.wait_cycles import RING
-from streambroker_core.model import Export, Import, Resource
+from streambroker_core.model import Durability, Export, Import, Resource
 from streambroker_core.model.properties import Value
 from streambroker_core.wire.encoding.canonical import digest
 from streambroker_core.wire.manifests.ports import write_spec
+from streambroker_core.wire.reports.storage_status import StorageStatus, stored_state
 from streambroker_operator.kubernetes.client.http_api import object_at
 from streambroker_operator.kubernetes.client.objects import MAX_MESSAGE
 
@@ -36,7 +37,7 @@ ConditionTime: TypeAlias = tuple[str, str, str]
 
 _TYPES = (
     *("Accepted", "Matched", "Programmed", "Ready", "Held", "Steered", "Ended", "InRing"),
-    "Damaged",
+    *("Damaged", "Stored"),
 )
 _CONDITION_STATUSES: Mapping[str, ConditionStatus] = {"True": "True", "False": "False"}
 _CONDITION_FIELDS = ("type", "status", "reason", "message")
@@ -87,6 +88,7 @@ class PublishedStatus:
         since: type, status and last transition time of each condition.
         nearest: generation and message of a `Matched` condition with reason `NoMatch`.
         damaged: message of `Damaged`; empty without that condition.
+        stored: the condition `Stored`, None without it.
         accepted: the last accepted generation; 0 for none.
     """
 
@@ -96,6 +98,7 @@ class PublishedStatus:
     programmed: Condition | None = None
     nearest: tuple[int, str] = (0, "")
     damaged: str = ""
+    stored: Condition | None = None
     accepted: int = 0
 
     @property
@@ -128,14 +131,15 @@ def desired_status(
     steered: str | None = None,
     ended: bool | None = False,
     damaged: str | None = "",
+    storage: StorageStatus | None = None,
     nearest: str | None = None,
 ) -> DesiredStatus:
     """Return the desired status of a readable resource.
 
-    For `programmed`, `ended` and `damaged` None means that an agent has not reported yet, for
-    `nearest` that it is not computed yet. Then the published value stays: that of `programmed`
-    only for the same routes, that of `nearest` only for the same generation. `steered` is the text
-    about fields set at run time, or None.
+    For `programmed`, `ended`, `damaged` and `storage` None means that an agent has not reported
+    yet, for `nearest` that it is not computed yet. Then the published value stays: that of
+    `programmed` only for the same routes, that of `nearest` only for the same generation.
+    `steered` is the text about fields set at run time, or None.
     """
     accepted = accepted_condition(status)
     if nearest is None:
@@ -162,6 +166,9 @@ def desired_status(
     damaged = published.damaged if damaged is None else damaged
     if runs and damaged:
         conditions.append(true_condition("Damaged", "LogDamaged", damaged))
+    if runs and isinstance(resource, Export):
+        stored = stored_condition(resource.durability, storage, published)
+        conditions += [] if stored is None else [stored]
     rejected = resource.rejected
     valid = status.reason in _VALID_REASONS or published.accepted == resource.generation
     return DesiredStatus(
@@ -279,6 +286,7 @@ def read_published(status: object) -> PublishedStatus:
         since=since,
         programmed=next((c for c in conditions if c.type == "Programmed"), None),
         damaged=next((c.message for c in conditions if c.type == "Damaged"), ""),
+        stored=next((c for c in conditions if c.type == "Stored"), None),
         nearest=next(
             (
                 (facts.generation, c.message)
@@ -321,6 +329,19 @@ def accepted_condition(status: Status) -> Condition:
     """Return `Accepted` as the board has decided."""
     condition = true_condition("Accepted", status.reason, status.message)
     return condition if status.accepted else replace(condition, status="False")
+
+
+def stored_condition(
+    durability: Durability, storage: StorageStatus | None, published: PublishedStatus
+) -> Condition | None:
+    """Return `Stored`, None without it; without a report what is published stays."""
+    if storage is None:
+        return published.stored
+    state = stored_state(storage, durability)
+    if state is None:
+        return None
+    condition = true_condition("Stored", state.reason, state.message)
+    return condition if state.is_stored else replace(condition, status="False")
 
 
 def _matched_condition(resource: Resource, status: Status, nearest: str) -> Condition:

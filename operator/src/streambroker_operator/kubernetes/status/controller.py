@@ -11,9 +11,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from streambroker_core.board import Action, BoardEvent, BoardReader, RoutesChanged
-from streambroker_core.model import RULE, AnyKind, PeKey, PortKey, Resource
+from streambroker_core.model import RULE, AnyKind, Export, PeKey, PortKey
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.reports.rule_status import RuleStatusMap
+from streambroker_core.wire.reports.storage_status import StorageStatusMap
+from streambroker_operator.agents.ended_exports import ExportFacts
 from streambroker_operator.cooperative import run_in_turns
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
 from streambroker_operator.kubernetes.client.http_api import HttpApi
@@ -24,6 +26,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
     RulesReport,
+    StorageReport,
     ViewReport,
 )
 from streambroker_operator.kubernetes.status.events import (
@@ -46,8 +49,8 @@ MANY_STATUSES = 100
 class StatusController:
     """Connects feed, runtime and relay with the status reconcilers, their writer and Events.
 
-    It is the runtime's observer and its source of reported ends and damage. Those count as soon as
-    the status shows them, so they are the same at every replica.
+    It is the runtime's observer and its source of reported ends, damage and uploads. Those count as
+    soon as the status shows them, so they are the same at every replica.
 
     Args:
         instance: name of this process in Events.
@@ -212,18 +215,17 @@ class StatusController:
         self._on_own_report(pe, EndsReport(ends))
         return ()
 
-    def apply_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
-        """Apply reported damage; effective only once the status is written."""
+    def apply_report(
+        self, pe: PeKey, damaged: Mapping[str, str], storage: StorageStatusMap
+    ) -> Sequence[PortKey]:
+        """Apply reported damage and uploads; effective only once the status is written."""
         self._on_own_report(pe, DamageReport(damaged))
+        self._on_own_report(pe, StorageReport(storage))
         return ()
 
-    def damage(self, resource: Resource) -> str:
-        """Return the log damage that the status of an Export reports."""
-        return self.ports.published_damage(resource.uid)
-
-    def is_ended(self, resource: Resource) -> bool:
-        """Return whether the status of an Export reports that it has ended."""
-        return self.ports.is_published_ended(resource.uid)
+    def facts(self, export: Export) -> ExportFacts:
+        """Return what the status of an Export reports."""
+        return self.ports.published_facts(export.uid)
 
     def forget(self, pe: PeKey) -> None:
         """Do nothing: the reconcilers drop a PE when the board withdraws it."""

@@ -132,14 +132,16 @@ _ACTIONS = {
     "Active": "Run",
     "InRing": "Match",
     "Damaged": "Keep",
+    "Stored": "Store",
 }
-_ALARMS = {("InRing", "True"), ("Damaged", "True")}
+_ALARMS = {("InRing", "True"), ("Damaged", "True"), ("Stored", "False")}
 _WARNINGS = {("Accepted", "False"), ("Active", "False"), *_ALARMS}
 _FIRST_TRANSITIONS = {("Accepted", "False"), ("Matched", "True"), *_ALARMS}
 """Transitions that deserve an Event for a resource without a previous status."""
 _SENTENCES = {
     ("Accepted", "True"): "It is accepted now.",
     ("Matched", "False"): "It is no longer connected to anything.",
+    ("Stored", "True"): "Its bucket has it again.",
 }
 _MAX_PEERS = 3
 """Number of peers that an Event names."""

@@ -1,4 +1,4 @@
-"""Last reports of agents about their exports, for the conditions `Ended` and `Damaged`.
+"""Last reports of agents about their exports, for the conditions `Ended`, `Damaged` and `Stored`.
 
 - A new leader has no reports; the published status stays until an agent reports.
 - Older reports, and late ones of another instance, never replace newer ones.

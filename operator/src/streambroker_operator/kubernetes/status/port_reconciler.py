@@ -10,7 +10,15 @@ from streambroker_core.board import BoardReader, events
 from streambroker_core.matching import Match
 from streambroker_core.model import RULE, AnyKind, Export, Kind, PeKey, PortKey, Resource, kind_of
 from streambroker_core.wire.broker.ended_exports import EndedExports
+from streambroker_core.wire.broker.view import ExportPort
+from streambroker_core.wire.reports.storage_status import (
+    StorageStatus,
+    StorageStatusMap,
+    StoredState,
+)
+from streambroker_operator.agents.ended_exports import ExportFacts
 from streambroker_operator.kubernetes.replicas.agent_reports import (
+    DamageReport,
     EndsReport,
     PortReport,
     ViewReport,
@@ -22,6 +30,7 @@ from streambroker_operator.kubernetes.status.conditions import (
     desired_status,
     read_published,
     status_to_write,
+    stored_condition,
     unreadable_status,
 )
 from streambroker_operator.kubernetes.status.last_reports import LastReports
@@ -44,7 +53,7 @@ class PortReconciler:
         steered: returns which fields of a resource are set at run time, as text, or None.
         on_written: called after a write.
         nearest: returns the message for a resource without matches, or None.
-        on_export_state: called with an Export whose published end or damage changed.
+        on_export_state: called with an Export whose published end, damage or uploads changed.
         on_applied: called with the seconds from a changed view until its agent runs it.
         on_deleted: called with the uid of a deleted resource.
         reoffer_all: enqueues all resources after a list; by default synchronously.
@@ -82,6 +91,7 @@ class PortReconciler:
         )
         self._ended = LastReports(monotonic, EndedExports.has_ended)
         self._damage = LastReports(monotonic, _damage_text)
+        self._storage = LastReports(monotonic, _storage_status)
 
     # ---- input -----------------------------------------------------------
 
@@ -95,7 +105,8 @@ class PortReconciler:
             self._offer(name, False)
 
     def _on_published(self, name: Name, before: PublishedStatus, after: PublishedStatus) -> None:
-        if (before.ended, before.damaged) != (after.ended, after.damaged):
+        shown = [(one.ended, one.damaged, one.stored) for one in (before, after)]
+        if shown[0] != shown[1]:
             self._on_export_state(name)
 
     def _forget(self, names: Iterable[Name]) -> None:
@@ -129,7 +140,7 @@ class PortReconciler:
 
     def _on_agent_changed(self, pe: PeKey) -> None:
         registration = self._board.registration(pe)
-        for tracker in (self.programmed_tracker, self._ended, self._damage):
+        for tracker in (self.programmed_tracker, self._ended, self._damage, self._storage):
             if registration is None:
                 tracker.on_withdrawn(pe)
             else:
@@ -145,28 +156,40 @@ class PortReconciler:
             return
         if isinstance(report, EndsReport):
             changed = self._ended.on_report(pe, report.ends, report.ago_s, report.instance)
-        else:
+        elif isinstance(report, DamageReport):
             changed = self._damage.on_report(pe, report.damaged, report.ago_s, report.instance)
+        else:
+            changed = self._storage.on_report(pe, report.storage, report.ago_s, report.instance)
         view = self._board.view(pe) if changed else None
         for port, export in view.exports.items() if view is not None else ():
-            key, published = PortKey(*pe, port), self._published.get(("Export", export.uid))
-            ended, damage = self._ended.find(key), self._damage.find(key)
-            if ended not in (None, published.ended) or damage not in (None, published.damaged):
+            if self._differs(PortKey(*pe, port), export):
                 self._offer(("Export", export.uid), False)
 
-    def published_damage(self, uid: str) -> str:
-        """Return the log damage in an Export's published status; empty for none."""
-        return self._published.get(("Export", uid)).damaged
+    def _differs(self, key: PortKey, export: ExportPort) -> bool:
+        """Return whether the reports of an Export state something else than its status."""
+        published = self._published.get(("Export", export.uid))
+        ended, damage = self._ended.find(key), self._damage.find(key)
+        stored = stored_condition(export.durability, self._storage.find(key), published)
+        return (
+            ended not in (None, published.ended)
+            or damage not in (None, published.damaged)
+            or stored != published.stored
+        )
 
-    def is_published_ended(self, uid: str) -> bool:
-        """Return whether an Export's published status reports that it has ended."""
-        return self._published.get(("Export", uid)).ended
+    def published_facts(self, uid: str) -> ExportFacts:
+        """Return what the published status of an Export reports."""
+        published = self._published.get(("Export", uid))
+        shown, stored = published.stored, None
+        if shown is not None:
+            stored = StoredState(reason=shown.reason, message=shown.message)
+        return ExportFacts(published.ended, published.damaged, stored)
 
     def on_leader_change(self, leads: bool) -> None:
         """Handle a change of leadership: only a leader receives reports of all agents."""
         self.programmed_tracker.liveness.on_leader_change(leads)
         self._ended.on_leader_change()
         self._damage.on_leader_change()
+        self._storage.on_leader_change()
 
     def offer_away(self) -> None:
         """Enqueue statuses affected by agents that went away; called each second by the leader.
@@ -253,6 +276,7 @@ class PortReconciler:
             nearest=nearest,
             ended=self._ended.find(resource.key) if is_export else False,
             damaged=self._damage.find(resource.key) if is_export else "",
+            storage=self._storage.find(resource.key),
         )
 
     def agent_state(self, pe: PeKey) -> AgentState:
@@ -267,7 +291,7 @@ class PortReconciler:
             self._is_registered(route.import_.owner)
             and not self.programmed_tracker.liveness.is_away(route.import_.owner)
             for export in view.exports.values()
-            if not self.is_published_ended(export.uid)
+            if not self.published_facts(export.uid).ended
             for route in export.routes
         )
 
@@ -314,3 +338,7 @@ class PortReconciler:
 
 def _damage_text(damaged: Mapping[str, str], port: str) -> str:
     return damaged.get(port, "")
+
+
+def _storage_status(storage: StorageStatusMap, port: str) -> StorageStatus | None:
+    return storage.get(port)

@@ -26,6 +26,7 @@ from streambroker_core.wire.reports.rule_metrics import (
 )
 from streambroker_core.wire.reports.rule_status import RuleStatusMap, read_statuses
 from streambroker_core.wire.reports.side_status import SideStatus, read_sides, write_side
+from streambroker_core.wire.reports.storage_status import StorageStatus, read_storage
 from streambroker_operator.rest.guard.authentication import QUIET
 from streambroker_operator.rest.guard.rate_limits import caller_name
 from streambroker_operator.rest.http.paths import API, REPORT
@@ -94,6 +95,7 @@ class Report:
         waiting_since: since when, by port of the exports that wait now.
         ended: whether an export has ended, by port; only exports for which it was reported.
         damaged: description of log damage, by port of the damaged exports.
+        storage: uploads to object storage, by port of all exports.
         states: number of routes by state; a route counts for the first of `STATES` that applies.
         rules: status of pattern rules.
         more_rules: other reports have the status of further rules.
@@ -108,6 +110,7 @@ class Report:
     waiting_since: Mapping[str, str]
     ended: Mapping[str, bool]
     damaged: Mapping[str, str]
+    storage: Mapping[str, StorageStatus]
     states: Mapping[str, int]
     rules: RuleStatusMap = field(default_factory=dict)
     more_rules: bool = False
@@ -187,6 +190,7 @@ def _route_row(route: Route, reports: AgentReports | None, now: float) -> dict[s
         waitingSince=report.waiting_since.get(pair[0]) if pair in report.waiting else None,
         alive=metrics.is_alive,
         **dict(zip(_PUBLISHED_SUMS, metrics.sums.values(), strict=True)),
+        storage=_storage_metrics(report.storage.get(pair[0])),
         age=round(max(0.0, now - report.at), 1),
     )
 
@@ -205,8 +209,21 @@ def _row(route: Route, **values: Any) -> dict[str, Any]:
         "ended": None,
         "readToEnd": None,
         **dict.fromkeys(_PUBLISHED_SUMS),
+        "storage": None,
         "age": None,
         **values,
+    }
+
+
+def _storage_metrics(storage: StorageStatus | None) -> dict[str, Any] | None:
+    """Return the uploads of a route's export, without the error, which names its bucket."""
+    if storage is None or not storage.exists:
+        return None
+    return {
+        "bytes": storage.bytes,
+        "seconds": storage.seconds,
+        "failing": bool(storage.error),
+        "superseded": storage.superseded,
     }
 
 
@@ -257,6 +274,7 @@ def read_report(body: object, at: float) -> Report:
     since: dict[str, str] = {}
     ended: dict[str, bool] = {}
     damaged: dict[str, str] = {}
+    storage: dict[str, StorageStatus] = {}
     exports = Fields(body).child("exports")
     for port in exports.names():
         fields = exports.child(port)
@@ -265,6 +283,7 @@ def read_report(body: object, at: float) -> Report:
             since[port] = waiting_since
         if fields.has("ended"):
             ended[port] = fields.boolean("ended", False)
+        storage[port] = read_storage(fields)
         damage = "; ".join(str(one) for one in fields.items("damaged", max_items=MAX_DAMAGED))
         if damage:
             damaged[port] = f"{damage[:MAX_DAMAGE]}."
@@ -279,6 +298,7 @@ def read_report(body: object, at: float) -> Report:
         waiting_since=since,
         ended=ended,
         damaged=damaged,
+        storage=storage,
         states=Counter(
             _route_state(route_metrics, pair in waiting, ended.get(pair[0], False))
             for pair, route_metrics in metrics.items()
@@ -332,7 +352,8 @@ async def put_report(request: web.Request) -> web.Response:
     report = read_report(await json_body(request), time.monotonic())
     request.app[RUNTIME].liveness.note_contact(pe)
     request.app[RUNTIME].rules.apply_report(pe, report.rules, more=report.more_rules)
-    changed = request.app[RUNTIME].export_reports.apply_damage(pe, report.damaged)
+    exports = request.app[RUNTIME].export_reports
+    changed = exports.apply_report(pe, report.damaged, report.storage)
     request.app[RUNTIME].change_log.publish_exports(changed)
     response = json_answer({"again": request.app[REPORTS].store(pe, report)})
     response[QUIET] = True

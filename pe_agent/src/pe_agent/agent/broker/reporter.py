@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streambroker_core.model import port_of
+from streambroker_core.wire.reports.storage_status import MAX_ERROR, StorageStatus, write_storage
 
 log = logging.getLogger("pe_agent")
 
@@ -86,7 +87,21 @@ def _report_export(export: Mapping[str, Any], limit: int) -> dict[str, Any]:
         "gaps": export["gaps"],
         "damaged": export["damaged"][:MAX_DAMAGED_SEGMENTS],
         "readers": readers[:limit],
+        **_report_storage(export["storage"], limit),
     }
+
+
+def _report_storage(storage: Mapping[str, Any] | None, limit: int) -> dict[str, Any]:
+    if storage is None:
+        return {}
+    error, most = storage["error"] or "", min(MAX_ERROR, limit + 50)
+    status = StorageStatus(
+        bytes=storage["bytes"],
+        seconds=int(storage["seconds"]),
+        error=error if len(error) <= most else f"{error[: most - 1]}…",
+        superseded=storage["superseded"],
+    )
+    return {"storage": write_storage(status)}
 
 
 def mask_reader_id(reader: str) -> str:

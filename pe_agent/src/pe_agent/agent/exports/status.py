@@ -79,7 +79,10 @@ def format_time(at: float | None) -> str | None:
 
 
 def storage_metrics(state: ExportState) -> dict[str, Any] | None:
-    """Return how far the uploads of all streams are; None without object storage."""
+    """Return how far the uploads of all streams are; None without object storage.
+
+    ``error`` is that of a stream, or else of the agent's state, without which no stream continues.
+    """
     if state.storage is None:
         return None
     uploaders = [stream.log.uploader for stream in state.streams.values()]
@@ -87,6 +90,6 @@ def storage_metrics(state: ExportState) -> dict[str, Any] | None:
     return {
         "bytes": sum(one.bytes for one in uploads),
         "seconds": round(max((one.seconds for one in uploads), default=0.0), 1),
-        "error": next((one.error for one in uploads if one.error), None),
+        "error": next((one.error for one in uploads if one.error), state.storage.error),
         "superseded": any(one.is_superseded for one in uploads),
     }

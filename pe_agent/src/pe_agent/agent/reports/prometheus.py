@@ -42,7 +42,7 @@ _EXPORT_METRICS: Mapping[str, _Metric] = {
         lambda e: None if e["storage"] is None else e["storage"]["bytes"],
     ),
     "export_storage_behind_seconds": (
-        "For how long some of them have waited.",
+        "For how long the oldest of them have waited.",
         lambda e: None if e["storage"] is None else e["storage"]["seconds"],
     ),
     "export_storage_failing": (

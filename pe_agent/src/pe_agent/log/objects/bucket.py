@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -22,6 +23,7 @@ SCHEMES = ("s3", "gs", "az", "file", "memory")
 ATTEMPTS = 8
 """Calls of an operation until its error counts; the pauses between them grow to `MAX_PAUSE`."""
 MAX_PAUSE = 2.0
+_ELAPSED = re.compile(r" in [\d.]+[mnµ]?s\b")
 _TIMEOUT = timedelta(seconds=30)
 _DELETES = 1_000
 """Objects deleted by one call."""
@@ -270,4 +272,6 @@ def open_bucket(url: str) -> Bucket:
 
 
 def _first_line(error: Exception | None) -> str:
-    return str(error).partition("\n")[0][:300]
+    """Return an error's first line without times, so that a repeated error has the same text."""
+    line = str(error).partition("\n")[0].partition(": <?xml")[0]
+    return _ELAPSED.sub("", line)[:300]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
@@ -24,6 +25,8 @@ from pe_agent.log.segments import SegmentInfo
 
 Position = tuple[int, int]
 """Segment number and offset; ordered like the frames."""
+_MARKS_PER_AGE = 16
+"""The age of what waits is exact to this part of it."""
 
 log = logging.getLogger("pe_agent")
 
@@ -90,7 +93,8 @@ class LogUploader:
         self._dropped: list[int] = []
         self._changed = threading.Condition()
         self._closed = self._removed = False
-        self._behind_since: float | None = None
+        self._marks: deque[tuple[Position, float]] = deque()
+        """Ends of what was synced at some times, oldest first, that are not uploaded."""
 
     # -- for any thread ----------------------------------------------------------------------
 
@@ -142,18 +146,31 @@ class LogUploader:
     def status(self) -> UploadStatus:
         """Return how far the uploads are."""
         number, offset = self.uploaded
-        waiting = 0
+        waiting, end = 0, self.uploaded
         for one in self._source.synced_segments(number):
             start = offset if one.number == number else segments.HEADER_BYTES
             waiting += max(0, one.end - start)
-        with self._changed:
-            if not waiting:
-                self._behind_since = None
-            elif self._behind_since is None:
-                self._behind_since = time.monotonic()
-            since = self._behind_since
-        seconds = 0.0 if since is None else time.monotonic() - since
+            end = one.number, one.end
+        seconds = self._waited_for(end if waiting else self.uploaded)
         return UploadStatus(waiting, seconds, self.error, self.superseded)
+
+    def _waited_for(self, end: Position) -> float:
+        """Return for how long the first of what is synced up to ``end`` has waited, at least.
+
+        What came between two calls counts from the second one.
+        """
+        now = time.monotonic()
+        with self._changed:
+            marks = self._marks
+            if end <= self.uploaded:
+                marks.clear()
+                return 0.0
+            while marks and marks[0][0] <= self.uploaded:
+                marks.popleft()
+            # Sparser, the longer the oldest has waited, so that there are some hundreds at most.
+            if not marks or now - marks[-1][1] > (now - marks[0][1]) / _MARKS_PER_AGE:
+                marks.append((end, now))
+            return now - marks[0][1]
 
     @property
     def is_closed(self) -> bool:
