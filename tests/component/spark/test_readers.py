@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import uuid
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,24 @@ def await_epochs(jobs: Session, count: int) -> None:
 def await_commit(checkpoint: Path) -> None:
     """Wait until all that was planned is committed: what was only read is read again."""
     until(lambda: committed(checkpoint) >= planned(checkpoint) >= 0, SECONDS, "a commit")
+
+
+def test_a_query_that_starts_in_the_archive_reads_what_another_has_read(
+    jobs: Session, tmp_path: Path
+) -> None:
+    feed = Feed(tmp_path / "archived", rows_per_file=50)
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    settings = {"buffer": {"maxBytes": 1}, "archive": {"maxAge": timedelta(hours=1)}}
+    jobs.publish(exporter, feed, "out", properties={"kind": "a"}, **settings)
+    first = importer.subscribe("in", 'kind == "a"', start="earliest", schema=SCHEMA)
+    _, sink = jobs.collect(first, "first")
+    for file in range(2):
+        feed.release(1)
+        sink.await_rows(50 * (file + 1))
+    again = importer.subscribe("again", 'kind == "a"', start="-1h", schema=SCHEMA)
+    query, replayed = jobs.collect(again, "again", availableNow=True)
+    assert query.awaitTermination(int(SECONDS))
+    assert set(replayed.rows) == rows_of(feed, 0, 1)
 
 
 def test_available_now_reads_to_the_head_and_ends_and_goes_on_next_time(

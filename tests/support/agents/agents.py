@@ -22,13 +22,13 @@ from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.flight_errors import AgentRefusedError
 from streambroker_core.model import (
+    Archive,
     Buffer,
     Durability,
     OnCongestion,
     PeKey,
     Policy,
     PortKey,
-    Start,
 )
 from streambroker_core.wire.broker import capability
 from streambroker_core.wire.broker.view import (
@@ -201,10 +201,11 @@ class Plumbing:
     """How the exports of one job reach the imports of the same name of another."""
 
     policy: Policy = "wait"
-    start: Start = "earliest"
+    start: str = "earliest"
     filter: str | None = None
     max_bytes: int = 1 << 30
     durability: Durability = "local"
+    archive: Archive | None = None
     grace: float = 600.0
     allow_filter: bool = True
     ports: Sequence[str] = ("trades",)
@@ -236,6 +237,7 @@ def export_view(exporter: AgentProcess, importer_pe: str, plumbing: Plumbing) ->
             congestion_policy=how.policy,
             buffer=Buffer(max_bytes=how.max_bytes, grace_s=how.grace),
             durability=how.durability,
+            archive=how.archive,
             routes=(route,) if how.connected else (),
             revoked=how.revoked,
         )

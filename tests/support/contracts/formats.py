@@ -157,7 +157,12 @@ def folder() -> Iterator[Path]:
 def whole_view() -> view.View:
     """Return a view with all that a view can have."""
     board = board_of(
-        export_of("feed/out", schema=COLUMNS, buffer={"maxAge": "1h", "waitLimit": "90s"}),
+        export_of(
+            "feed/out",
+            schema=COLUMNS,
+            buffer={"maxAge": "1h", "waitLimit": "90s"},
+            archive={"maxBytes": "1Ti", "maxAge": "7d"},
+        ),
         export_of("feed/named", streamId="s", allowFilter=False, revoked=["lab/alerts"]),
         import_of("feed/in", filter="price > 1.0", start="earliest"),
         import_of("feed/by-name", streams=[{"applicationName": "a", "streamId": "s"}]),
@@ -184,6 +189,7 @@ def manifests() -> dict[str, Any]:
         revoked=["lab/alerts"], buffer={"maxBytes": "1Gi", "maxAge": "1h", "waitLimit": "90s"},
         properties={"kind": "trade", "level": 3, "price": 0.5, "open": True, "tags": ["a", "b"]},
         congestionPolicy="drop", application={"name": "app", "scope": "Team"},
+        archive={"maxBytes": "1Ti", "maxAge": "7d"},
     )  # fmt: skip
     return {
         "export": manifest.write_manifest(export, version=7),

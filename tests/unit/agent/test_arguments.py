@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,17 +54,37 @@ def test_settings_of_ports_are_checked_before_anything_is_declared() -> None:
         "out",
         {"buffer": {"maxAge": timedelta(minutes=1), "grace": 5, "waitLimit": "30s"}},
     )
-    assert spec["buffer"] == {"maxAge": "60s", "grace": "5s", "waitLimit": "30s"}
+    assert spec["buffer"] == {"maxAge": "1m", "grace": "5s", "waitLimit": "30s"}
     with pytest.raises(sb.ArgumentError, match="congestion_policy is 'wiat'"):
         export_spec("publish", "out", {"congestion_policy": "wiat"})
     with pytest.raises(
         TypeError, match=r"publish\(\) got .* 'propertes'. Did you mean 'properties'"
     ):
         export_spec("publish", "out", cast(ExportSettings, {"propertes": {}}))
-    with pytest.raises(
-        sb.ArgumentError, match="start is 'lastest'; it has to be 'latest' or 'earl"
-    ):
-        _import_spec("in", "a == 1", {"start": "lastest"})
+    archive = {"maxAge": timedelta(days=7), "maxBytes": "1Ti"}
+    spec = export_spec("publish", "out", {"archive": archive})
+    assert spec["archive"] == {"maxAge": "7d", "maxBytes": "1Ti"}
+    with pytest.raises(sb.ArgumentError, match=r"archive\.maxAge is \[7\], which is no duration"):
+        export_spec("publish", "out", {"archive": {"maxAge": [7]}})
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (sb.StartAt.EARLIEST, "earliest"),
+        ("-7d", "-7d"),
+        ("2026-01-31T12:00:00Z", "2026-01-31T12:00:00Z"),
+        (datetime(2026, 1, 31, 12, tzinfo=timezone.utc), "2026-01-31T12:00:00+00:00"),
+    ],
+)
+def test_an_import_starts_at_an_end_or_at_a_time(given: Any, text: str) -> None:
+    assert _import_spec("in", "a == 1", {"start": given})["start"] == text
+
+
+@pytest.mark.parametrize("given", ["lastest", "7d", datetime(2026, 1, 31), 5])  # noqa: DTZ001
+def test_what_is_no_start_is_refused_with_all_forms(given: Any) -> None:
+    with pytest.raises(sb.ArgumentError, match=r"start is .*; it has to be latest, earliest, a ti"):
+        _import_spec("in", "a == 1", {"start": given})
 
 
 def test_a_keyword_that_moved_is_named_with_its_place() -> None:

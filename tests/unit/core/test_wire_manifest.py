@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.errors import ManifestError, PropertyError
-from streambroker_core.model import Export, Import, PeKey, PortKey, Resource, name_of
+from streambroker_core.model import Archive, Export, Import, PeKey, PortKey, Resource, name_of
 from streambroker_core.wire.encoding.quantity import (
     format_duration,
     format_size,
@@ -38,6 +38,7 @@ FULL_EXPORT: dict[str, Any] = {
     "buffer": {"maxBytes": "256Mi", "maxAge": "1h30m", "grace": "30s", "waitLimit": "45s"},
     "allowedNamespaces": ["lab", "*"],
     "revoked": ["lab/alerts", "lab"],
+    "archive": {"maxBytes": "1Ti", "maxAge": "7d"},
 }
 FULL_IMPORT: dict[str, Any] = {
     "job": "alerts",
@@ -80,6 +81,7 @@ def test_every_field_of_an_export_is_read() -> None:
     assert found.buffer.wait_limit_s == 45.0
     assert found.allowed_namespaces == ("*", "lab")
     assert found.revoked == ("lab", "lab/alerts")
+    assert found.archive == Archive(max_bytes=1 << 40, max_age_s=7 * 86_400.0)
 
 
 def test_every_field_of_an_import_is_read() -> None:
@@ -105,6 +107,7 @@ def test_what_is_left_out_has_its_default() -> None:
         600.0,
     )
     assert export.buffer.wait_limit_s is None
+    assert export.archive is None
     assert (import_.subscription, import_.streams, import_.filter) == (None, (), None)
     assert (import_.schema, import_.start, import_.on_congestion) == (None, "latest", "inherit")
 
@@ -116,6 +119,8 @@ def test_what_is_left_out_has_its_default() -> None:
         export_of(properties={}),
         export_of("f/p", schema=[]),
         export_of("n/f/3/p", streamId="s"),
+        export_of(archive={"maxAge": "90m"}),
+        export_of(archive={"maxBytes": 5000}),
         read_manifest(document("Export", FULL_EXPORT, uid="u", generation=3)),
         import_of(),
         import_of(streams=[{"streamId": "s"}, {"applicationName": "a", "streamId": "s"}]),
@@ -196,6 +201,12 @@ IMPORT = {"job": "j", "port": "p"}
         ("Export", {"revoked": ["lab", "lab"]}, "spec.revoked"),
         ("Export", {"revoked": [f"n{n}" for n in range(65)]}, "spec.revoked"),
         ("Export", {"buffer": {"waitLimit": 30}}, "spec.buffer.waitLimit"),
+        ("Export", {"archive": {}}, "spec.archive"),
+        ("Export", {"archive": {"maxAge": None}}, "spec.archive"),
+        ("Export", {"archive": "7d"}, "spec.archive"),
+        ("Export", {"archive": {"maxAge": 7}}, "spec.archive.maxAge"),
+        ("Export", {"archive": {"maxBytes": "1TB"}}, "spec.archive.maxBytes"),
+        ("Export", {"archive": {"grace": "1h"}}, "spec.archive.grace"),
         ("Export", {"subscription": "x"}, "spec.subscription"),
         ("Import", {"subscription": 5}, "spec.subscription"),
         ("Import", {"subscription": "x", "streams": [{"streamId": "s"}]}, "spec.streams"),
@@ -207,6 +218,14 @@ IMPORT = {"job": "j", "port": "p"}
         ("Import", {"filter": ["x"]}, "spec.filter"),
         ("Import", {"onCongestion": "wait"}, "spec.onCongestion"),
         ("Import", {"start": "now"}, "spec.start"),
+        ("Import", {"start": "1h"}, "spec.start"),
+        ("Import", {"start": "-1 h"}, "spec.start"),
+        ("Import", {"start": "-"}, "spec.start"),
+        ("Import", {"start": 1767225600}, "spec.start"),
+        ("Import", {"start": "2026-01-31"}, "spec.start"),
+        ("Import", {"start": "2026-01-31T12:00:00"}, "spec.start"),
+        ("Import", {"start": "2026-02-30T12:00:00Z"}, "spec.start"),
+        ("Import", {"start": "2026-01-31T12:00:00+24:00"}, "spec.start"),
         ("Import", {"applicationScope": ""}, "spec.applicationScope"),
         ("Import", {"properties": {}}, "spec.properties"),
     ],
@@ -219,6 +238,22 @@ def test_each_bad_field_is_blamed_by_its_path(kind: str, change: dict[str, Any],
     assert caught.value.path == path
     assert caught.value.code == "ManifestInvalid"
     assert str(caught.value).startswith(path)
+
+
+def test_a_start_that_is_wrong_is_refused_with_all_forms() -> None:
+    with pytest.raises(ManifestError, match=r"-1h or -7d") as caught:
+        read_manifest(document("Import", {**IMPORT, "start": "yesterday"}))
+    assert str(caught.value) == (
+        "spec.start is 'yesterday', which is not latest, earliest, a time with zone such as"
+        " 2026-01-31T12:00:00Z, or a time ago such as -1h or -7d."
+    )
+
+
+@pytest.mark.parametrize("start", ["-7d12h", "2026-01-31T12:00:00.25+01:00"])
+def test_a_start_in_time_is_kept_as_it_is_written(start: str) -> None:
+    found = read_manifest(document("Import", {**IMPORT, "start": start}))
+    assert isinstance(found, Import)
+    assert (found.start, write_spec(found)["start"]) == (start, start)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from streambroker_core.board import AgentRegistered
 from streambroker_core.errors import FormatTooNewError, ManifestError
-from streambroker_core.model import PeKey, PortKey
+from streambroker_core.model import Archive, PeKey, PortKey
 from streambroker_core.wire.broker.view import (
     ImportPort,
     ImportRoute,
@@ -27,7 +27,12 @@ PRICE = [{"name": "price", "type": "double"}]
 
 def full_view() -> View:
     board = board_of(
-        export_of("loop/out", schema=PRICE, buffer={"maxAge": "1h", "waitLimit": "90s"}),
+        export_of(
+            "loop/out",
+            schema=PRICE,
+            buffer={"maxAge": "1h", "waitLimit": "90s"},
+            archive={"maxAge": "7d"},
+        ),
         export_of("loop/named", streamId="s", allowFilter=False, revoked=["lab/alerts"]),
         import_of("loop/in", filter="price > 1.0", start="earliest"),
         import_of("loop/by-name", streams=[{"applicationName": "a", "streamId": "s"}]),
@@ -51,6 +56,9 @@ def test_a_view_says_after_the_network_what_it_said_before() -> None:
     assert back.exports["out"].buffer.max_age_s == 3600.0
     assert back.exports["out"].buffer.wait_limit_s == 90.0
     assert back.exports["named"].buffer.wait_limit_s is None
+    assert back.exports["out"].archive == Archive(max_age_s=7 * 86_400.0)
+    assert back.exports["named"].archive is None
+    assert "archive" not in body["exports"]["named"]
     assert (back.exports["named"].revoked, back.exports["out"].revoked) == (("lab/alerts",), ())
     assert "waitLimit" not in body["exports"]["named"]["buffer"]
     assert back.imports["refused"].refused[0].reason == "FilterInvalid"

@@ -165,6 +165,7 @@ def _build_export_port(export: Export) -> ExportPort:
         congestion_policy=export.congestion_policy,
         buffer=export.buffer,
         durability=export.durability,
+        archive=export.archive,
         schema=export.schema,
         revoked=export.revoked,
     )

@@ -229,6 +229,15 @@ class Stream:
         if low < high:
             yield low, high
 
+    def sizes_between(self, first: int, next_: int) -> tuple[int, int]:
+        """Return the bytes and the memory of the retained epochs in ``[first, next_)``."""
+        size = memory = 0
+        for low, high in self.retained_ranges(first, next_):
+            last, before = self.epochs[high - 1], self.sums_before
+            size += before[high - 1][1] + last.bytes - before[low][1]
+            memory += before[high - 1][2] + last.memory - before[low][2]
+        return size, memory
+
     def has_sum(self, number: int) -> bool:
         """Return whether the sum of rows below a number is known exactly."""
         return (

@@ -66,7 +66,8 @@ class Ledger:
         """Apply the exporter's route table: policy (``wait`` or ``drop``) by import.
 
         - A reader whose import left the table claims only its plan.
-        - A reader whose import returned resumes where its ``start`` policy places it now.
+        - A reader whose import returned skips what was published meanwhile with ``start``
+          ``latest``; else it continues with what is retained.
         - A revoked reader (by import, job or namespace) claims nothing.
         """
         before = self.routes.replace(policies, revoked)
@@ -86,10 +87,12 @@ class Ledger:
         if policy != reader.policy:
             if reader.is_dropping:
                 self.claims.accept_losses(reader)
-            reader.policy, reader.demoted = policy, False
+            reader.policy, reader.demoted, reader.archived = policy, False, None
+            self.retention.archive(reader)
         if not reader.routed:
             reader.routed = True
             self.claims.accept_losses(reader)
             for stream in self.streams.values():
                 latest = reader.start == "latest"
                 reader.resume[stream.id] = stream.next if latest else stream.first_available()
+            self.retention.archive(reader)

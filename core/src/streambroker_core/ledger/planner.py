@@ -24,6 +24,7 @@ from streambroker_core.ledger.plan_budget import PlanBudget, is_republished
 from streambroker_core.ledger.retention import Claims, Cursor, Reader, Retention
 from streambroker_core.ledger.routes import NotRoutedError, Routes
 from streambroker_core.wire.agent_rpc.peer import PlannedRange
+from streambroker_core.wire.encoding.start import start_time
 
 MAX_READERS = 1_000
 MAX_INCARNATIONS = 8
@@ -106,7 +107,7 @@ class Planner:
         if lost is None:
             reader.opened = True
             return Plan(planned=(), finished=finished, unknown_streams=unknown)
-        self._open_reader(reader, request)
+        self._open_reader(reader, request, now)
         reader.control = request.control is not None
         budget = PlanBudget(
             size=request.budget,
@@ -189,6 +190,7 @@ class Planner:
                 last_progress=now,
             )
             self._readers[request.reader] = reader
+            self._retention.archive(reader)
         if request.call is not None and reader.routed and request.granted:
             incarnation, reader.calls = request.call
             reader.agent_incarnations = (
@@ -248,7 +250,7 @@ class Planner:
                 cursor.planned = None
         return tuple(finished)
 
-    def _open_reader(self, reader: Reader, request: PlanRequest) -> None:
+    def _open_reader(self, reader: Reader, request: PlanRequest, now: float) -> None:
         """Set the cursor of a new reader by its ``start`` policy."""
         if not (
             reader.opened
@@ -257,14 +259,8 @@ class Planner:
         ):
             self._claims.accept_losses(reader)
             streams = list(self._streams.values())
-            if reader.start == "latest":
-                for stream in streams[-1:]:
-                    reader.cursors[stream.id] = Cursor(next=stream.next, first=stream.next)
-            else:
-                available = [s for s in streams if s.first_available() < s.next]
-                for stream in (available or streams[-1:])[:1]:
-                    first = stream.first_available()
-                    reader.cursors[stream.id] = Cursor(next=first, first=first)
+            for stream, first in _find_start(streams, reader.start, now):
+                reader.cursors[stream.id] = Cursor(next=first, first=first)
         reader.opened = True
 
     def register_plan(
@@ -327,6 +323,19 @@ class Planner:
         cursor = known.cursors.get(stream)
         planned = cursor.planned if cursor else None
         return planned is not None and planned[0] <= epoch < planned[1]
+
+
+def _find_start(streams: Sequence[Stream], start: str, now: float) -> list[tuple[Stream, int]]:
+    """Return the stream and epoch at which a new reader begins; empty without streams."""
+    time = start_time(start, now)
+    found = None
+    if start == "earliest":
+        available = ((s, s.first_available()) for s in streams)
+        found = next(((s, first) for s, first in available if first < s.next), None)
+    elif time is not None:
+        epochs = ((s, e) for s in streams for e in s.epochs.values())
+        found = next(((s, e.number) for s, e in epochs if e.published >= time), None)
+    return [found] if found else [(s, s.next) for s in streams[-1:]]
 
 
 def _plan_stream(

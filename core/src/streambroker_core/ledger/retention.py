@@ -6,6 +6,8 @@ Rules, strongest first:
 2. held: every epoch that a routed ``wait`` reader, live or within grace, has not finished;
 3. size, in the log and in memory, and age: remove the oldest unclaimed epochs.
 
+With an archive its limits replace the third rule. They count only unclaimed epochs.
+
 A ``drop`` reader claims only its plan. A ``wait`` reader that blocked the export for longer than
 ``wait_limit`` is *demoted*: it drops until its lag is small again. Removal counts no losses: a
 reader's loss is the distance from its position to the next retained epoch, so replays count once.
@@ -34,12 +36,22 @@ class RetentionLimits:
         max_age: age at which unclaimed epochs are removed; None for no limit.
         grace: how long a reader that is away keeps its claims.
         wait_limit: how long the export waits before it demotes the slowest; None for ever.
+        archive_bytes: size of the unclaimed epochs at which the oldest are removed.
+        archive_age: age at which unclaimed epochs are removed. With one of these two limits
+            ``max_bytes`` and ``max_age`` remove no epochs.
     """
 
     max_bytes: int = 1 << 30
     max_age: float | None = None
     grace: float = 600.0
     wait_limit: float | None = None
+    archive_bytes: int | None = None
+    archive_age: float | None = None
+
+    @property
+    def has_archive(self) -> bool:
+        """Whether unclaimed epochs stay until the limits of an archive."""
+        return self.archive_bytes is not None or self.archive_age is not None
 
 
 @dataclass(slots=True)
@@ -69,6 +81,8 @@ class Reader:
         opened: it has read this export, or was connected before there was a stream. Later streams
             are read from their first epoch.
         resume: lowest epoch it may read, by stream; set when its route returned.
+        archived: ends of the streams when it began to read the archive, None if it does not.
+            Until its lag is small it claims the epochs below, but does not block the export.
         agreed_losses: epoch by stream below which losses are agreed (it was not connected, or
             dropped); a ``wait`` reader does not stop at them.
         query: the streaming query whose tasks read for it, as last reported; None if unknown.
@@ -88,6 +102,7 @@ class Reader:
     opened: bool = False
     cursors: dict[str, Cursor] = field(default_factory=dict)
     resume: dict[str, int] = field(default_factory=dict)
+    archived: dict[str, int] | None = None
     agreed_losses: dict[str, int] = field(default_factory=dict)
     query: str | None = None
     last_progress: float = 0.0
@@ -118,7 +133,7 @@ class Reader:
     @property
     def is_holding(self) -> bool:
         """Whether the reader holds unfinished epochs while it is live or within grace."""
-        return self.routed and not self.is_dropping
+        return self.routed and not self.is_dropping and self.archived is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +209,8 @@ class Claims:
         """Return whether a reader prevents, or may come to prevent, that epochs are removed."""
         if not self.has_claims(reader, now):
             return False
-        return reader.is_holding or any(c.planned for c in reader.cursors.values())
+        planned = any(c.planned for c in reader.cursors.values())
+        return reader.is_holding or planned or reader.archived is not None
 
     def first_unread(self, reader: Reader, stream: Stream) -> int:
         """Return the first epoch of ``stream`` to read, ``next`` if the reader skips the stream."""
@@ -411,13 +427,25 @@ class Retention:
         return demoted
 
     def promote(self, reader: Reader) -> None:
-        """Return a demoted reader to ``wait`` once its lag fills at most half of the log."""
-        if not reader.demoted:
+        """Let a reader hold its epochs again once its lag fills at most half of the log."""
+        if not reader.demoted and reader.archived is None:
             return
         lag = self.lag(reader)
         if 2 * self.fullness(lag.bytes, lag.memory) <= 1:
-            self._claims.accept_losses(reader)
-            reader.demoted = False
+            if reader.demoted:
+                self._claims.accept_losses(reader)
+            reader.demoted, reader.archived = False, None
+
+    def archive(self, reader: Reader) -> bool:
+        """Leave what a reader has not read to the archive; return whether this changes anything.
+
+        Called when a reader is new, when its route or policy changes, and when it is away for
+        longer than grace: what it has not read then must not block the export.
+        """
+        if not self.limits.has_archive or reader.policy == "drop" or reader.archived is not None:
+            return False
+        reader.archived = {stream.id: stream.next for stream in self._streams.values()}
+        return True
 
     def sweep(self, now: float) -> dict[str, list[int]]:
         """Remove unclaimed epochs beyond size and age; return their numbers by stream.
@@ -425,11 +453,11 @@ class Retention:
         Size never removes the newest epoch. Otherwise a reader that drops would never get one
         that is larger than the log.
         """
-        total = sum(s.bytes for s in self._streams.values())
-        memory = sum(s.memory for s in self._streams.values())
         limits = self.limits
-        oldest = None if limits.max_age is None else now - limits.max_age
-        if total <= limits.max_bytes and memory <= self.max_memory and oldest is None:
+        max_age = limits.archive_age if limits.has_archive else limits.max_age
+        oldest = None if max_age is None else now - max_age
+        size, memory = self._excess(now)
+        if size <= 0 and memory <= 0 and oldest is None:
             return {}
         removed: dict[str, list[int]] = {}
         for stream in self._streams.values():
@@ -437,15 +465,15 @@ class Retention:
             number = stream.at_or_after(0)
             while number < stream.next:
                 newest = not stream.sealed and number + 1 == stream.next
-                full = (total > limits.max_bytes or memory > self.max_memory) and not newest
+                full = (size > 0 or memory > 0) and not newest
                 old = oldest is not None and stream.epochs[number].published < oldest
                 if not (full or old) or number >= self._claims.first_held(stream, now):
                     break
-                plans = self._plans_in(stream, now) if plans is None else plans
+                plans = self._claims_in(stream, now) if plans is None else plans
                 end = max((next_ for first, next_ in plans if first <= number < next_), default=0)
                 if not end:
                     epoch = stream.remove(number)
-                    total, memory = total - epoch.bytes, memory - epoch.memory
+                    size, memory = size - epoch.bytes, memory - epoch.memory
                     removed.setdefault(stream.id, []).append(number)
                 number = stream.at_or_after(end or number + 1)
             stream.forget_sums(self._referenced_epochs)
@@ -459,14 +487,49 @@ class Retention:
             for number in reader.referenced_epochs(stream)
         }
 
-    def _plans_in(self, stream: Stream, now: float) -> list[tuple[int, int]]:
-        return [
-            cursor.planned
-            for reader in self._readers.values()
-            if self._claims.has_claims(reader, now)
-            for cursor in [reader.cursors.get(stream.id)]
-            if cursor is not None and cursor.planned is not None
-        ]
+    def _excess(self, now: float) -> tuple[float, int]:
+        """Return by how many bytes, and bytes of memory, the epochs exceed the size limits.
+
+        All epochs count for the limit of the log, and only unclaimed ones for that of an archive.
+        """
+        streams, limits = self._streams.values(), self.limits
+        if not limits.has_archive:
+            size, memory = sum(s.bytes for s in streams), sum(s.memory for s in streams)
+            return size - limits.max_bytes, memory - self.max_memory
+        size, memory = self.unclaimed(now)
+        max_bytes = math.inf if limits.archive_bytes is None else limits.archive_bytes
+        return size - max_bytes, memory - self.max_memory
+
+    def unclaimed(self, now: float) -> tuple[int, int]:
+        """Return the bytes and the memory of the epochs that no reader claims."""
+        size = memory = 0
+        for stream in self._streams.values():
+            ranges = [stream.sizes_between(*r) for r in self._claimed_ranges(stream, now)]
+            size += stream.bytes - sum(claimed for claimed, _ in ranges)
+            memory += stream.memory - sum(claimed for _, claimed in ranges)
+        return size, memory
+
+    def _claimed_ranges(self, stream: Stream, now: float) -> Iterator[tuple[int, int]]:
+        """Yield the claimed epochs of a stream as ranges ``[first, next)`` without overlap."""
+        held, at = (self._claims.first_held(stream, now), stream.next), 0
+        for low, high in sorted([held, *self._claims_in(stream, now)]):
+            if max(low, at) < high:
+                yield max(low, at), high
+                at = high
+
+    def _claims_in(self, stream: Stream, now: float) -> list[tuple[int, int]]:
+        """Return the epochs that readers claim without holding all later ones."""
+        ranges = []
+        for reader in self._readers.values():
+            if not self._claims.has_claims(reader, now):
+                continue
+            cursor = reader.cursors.get(stream.id)
+            if cursor is not None and cursor.planned is not None:
+                ranges.append(cursor.planned)
+            if reader.routed and reader.archived and stream.id in reader.archived:
+                first = self._claims.first_unread(reader, stream)
+                ranges.append((first, max(first, reader.archived[stream.id])))
+        return ranges
 
 
 def _forget_missing(streams: Mapping[str, Stream], removed: Mapping[str, list[int]]) -> None:

@@ -27,7 +27,6 @@ Properties: TypeAlias = Mapping[str, Value]
 Policy: TypeAlias = Literal["wait", "drop"]
 Durability: TypeAlias = Literal["local", "stored"]
 OnCongestion: TypeAlias = Literal["inherit", "drop"]
-Start: TypeAlias = Literal["latest", "earliest"]
 Kind: TypeAlias = Literal["Export", "Import"]
 RuleKind: TypeAlias = Literal["PatternProcessor"]
 AnyKind: TypeAlias = Literal["Export", "Import", "PatternProcessor"]
@@ -195,6 +194,19 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """How much an Export keeps of what no reader claims any more; at least one limit is set.
+
+    Attributes:
+        max_bytes: size in bytes beyond which the oldest epochs are deleted; None for no limit.
+        max_age_s: age in seconds after which epochs are deleted; None for no limit.
+    """
+
+    max_bytes: int | None = None
+    max_age_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedGeneration:
     """A later generation of a resource that is rejected; the resource itself keeps running.
 
@@ -225,6 +237,7 @@ class Export:
         schema: columns, or None until they are declared.
         durability: where rows and epochs are safe when a publish ends: on the agent's disk
             (``local``), or in its object storage (``stored``).
+        archive: limits of what no reader claims any more; None to apply those of ``buffer``.
         allowed_namespaces: other namespaces that may import it, or ``*``.
         revoked: importers that must not read any more, not even planned epochs: ``namespace`` or
             ``namespace/job``.
@@ -244,6 +257,7 @@ class Export:
     schema: Schema | None = None
     buffer: Buffer = Buffer()
     durability: Durability = "local"
+    archive: Archive | None = None
     allowed_namespaces: tuple[str, ...] = ()
     revoked: tuple[str, ...] = ()
     rejected: RejectedGeneration | None = None
@@ -258,6 +272,8 @@ class Import:
     Attributes:
         application_scope: scope in which Exports are looked for.
         filter: text of a filter expression, or None for every row.
+        start: where it begins in Exports that it never read, see
+            `streambroker_core.wire.encoding.start`.
         schema: required columns, by name, or None for all exported columns.
         rejected: see `Export`.
         last_accepted: the last accepted generation from its status; None if it is this one.
@@ -278,7 +294,7 @@ class Import:
     application_scope: str = DEFAULT_SCOPE
     filter: str | None = None
     on_congestion: OnCongestion = "inherit"
-    start: Start = "latest"
+    start: str = "latest"
     schema: Schema | None = None
     rejected: RejectedGeneration | None = None
     last_accepted: Import | None = None

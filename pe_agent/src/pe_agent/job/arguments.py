@@ -40,7 +40,7 @@ class OnCongestion(Choice):
 
 
 class StartAt(Choice):
-    """Where an import starts in an export that it has never read."""
+    """Where an import starts in an export that it has never read, if at no certain time."""
 
     LATEST = "latest"
     EARLIEST = "earliest"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -20,6 +22,7 @@ from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.spark.session import active_session
 from streambroker_core.model.properties import normalise
 from streambroker_core.model.schema import parse_ddl, to_items
+from streambroker_core.wire.encoding.quantity import format_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from pe_agent.job.context import Job, JobContext
 
 
-_BUFFER_TIMES = ("maxAge", "grace", "waitLimit")
+_LIMIT_TIMES = ("maxAge", "grace", "waitLimit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,8 @@ class ExportSettings(TypedDict, total=False):
     - ``congestion_policy``: ``wait`` or ``drop``.
     - ``buffer``: ``{"maxBytes": "1Gi", "maxAge": "1h", "grace": "10m", "waitLimit": "30s"}``.
     - ``durability``: ``local``, or ``stored``: a published batch is in object storage.
+    - ``archive``: ``{"maxAge": "7d", "maxBytes": "1Ti"}``, either or both: rows stay after all
+      readers have read them.
     """
 
     stream_id: str | None
@@ -82,6 +87,7 @@ class ExportSettings(TypedDict, total=False):
     congestion_policy: Congestion | str | None
     buffer: Mapping[str, Any] | None
     durability: str | None
+    archive: Mapping[str, Any] | None
 
 
 def publish(
@@ -107,7 +113,7 @@ def publish(
         query_name: name of the query.
         redeclare: overwrite the Export that exists.
         settings: ``stream_id``, ``properties``, ``allow_filter``, ``congestion_policy``,
-            ``buffer`` and ``durability``, as `ExportSettings` describes them.
+            ``buffer``, ``durability`` and ``archive``, as `ExportSettings` describes them.
 
     Raises:
         ArgumentError, PropertyError: nothing was declared or started.
@@ -234,8 +240,9 @@ def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, A
             "congestionPolicy",
             lambda value: check_choice(Congestion, value, "congestion_policy"),
         ),
-        "buffer": ("buffer", _buffer),
+        "buffer": ("buffer", partial(_limits, "buffer")),
         "durability": ("durability", lambda value: value),
+        "archive": ("archive", partial(_limits, "archive")),
     }
     spec = {}
     for name, value in given.items():
@@ -246,14 +253,19 @@ def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, A
     return spec
 
 
-def _buffer(limits: Mapping[str, Any]) -> dict[str, Any]:
-    """Return limits of a buffer with numbers and timedeltas as text."""
+def _limits(setting: str, limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return limits of a buffer or an archive with numbers and timedeltas as text."""
     return {
-        name: f"{seconds(value, f'buffer.{name}'):g}s"
-        if name in _BUFFER_TIMES and not isinstance(value, str | None)
+        name: _duration_text(value, f"{setting}.{name}")
+        if name in _LIMIT_TIMES and not isinstance(value, str | None)
         else value
         for name, value in limits.items()
     }
+
+
+def _duration_text(value: Any, name: str) -> str:
+    length = seconds(value, name)
+    return format_duration(length) if math.isfinite(length) else f"{length}s"
 
 
 def start_query(

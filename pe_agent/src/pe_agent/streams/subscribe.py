@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pe_agent.datasource.options import SOURCE_FIELD, fetch_schema
@@ -22,6 +23,7 @@ from streambroker_core.control.tuples.payloads import type_name
 from streambroker_core.deprecation import warn_deprecated
 from streambroker_core.expression import parse
 from streambroker_core.model.schema import Schema, parse_ddl, to_ddl, to_items
+from streambroker_core.wire.encoding.start import START_FORMS, is_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,7 +41,7 @@ class ImportSettings(TypedDict, total=False):
     stream_id: str | None
     application_scope: str | None
     filter: str | None
-    start: StartAt | str | None
+    start: StartAt | datetime | str | None
     on_congestion: OnCongestion | str | None
     schema: Columns | None
     columns: Sequence[str] | None
@@ -69,7 +71,8 @@ def subscribe(
             - ``stream_id``: import by this name; excludes ``subscription`` and ``streams``.
             - ``application_scope``: scope of the exporters to match.
             - ``filter``: expression over the columns of a row, evaluated at the exporter.
-            - ``start``: ``latest`` or ``earliest``, for exports never read before.
+            - ``start``: for exports never read before: ``latest``, ``earliest``, a time as
+              datetime or ``2026-01-31T12:00:00Z``, or a time ago, ``-1h``.
             - ``on_congestion``: ``inherit``, or ``drop`` to volunteer.
             - ``schema``: columns as DDL, StructType or Arrow schema; default is those of the first
               match, which is waited for up to 60 s.
@@ -221,16 +224,23 @@ def _import_spec(port: str, subscription: str | None, settings: ImportSettings) 
         with mark_expression_errors({"filter": filter_}):
             parse(filter_, "filter")
         spec["filter"] = filter_
-    more = {
+    more: dict[str, Any] = {
         "applicationScope": settings.get("application_scope"),
         "start": settings.get("start"),
         "onCongestion": settings.get("on_congestion"),
     }
     if more["start"] is not None:
-        more["start"] = check_choice(StartAt, more["start"], "start")
+        more["start"] = _start_text(more["start"])
     if more["onCongestion"] is not None:
         more["onCongestion"] = check_choice(OnCongestion, more["onCongestion"], "on_congestion")
     return spec | {name: value for name, value in more.items() if value is not None}
+
+
+def _start_text(start: StartAt | datetime | str) -> str:
+    text = start.isoformat() if isinstance(start, datetime) else str(start)
+    if not is_start(text):
+        raise ArgumentError(f"start is {start!r}; it has to be {START_FORMS}.")
+    return text
 
 
 def _select_columns(schema: Schema, columns: Sequence[str] | None) -> Schema:

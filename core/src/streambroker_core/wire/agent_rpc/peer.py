@@ -18,7 +18,7 @@ from streambroker_core.wire.agent_rpc.codec import (
     optional,
     to_json,
 )
-from streambroker_core.wire.broker.view import STARTS
+from streambroker_core.wire.encoding.start import START_FORMS, is_start
 
 MAX_READER_ID = 64
 """Maximum characters of a reader id; agents create ids of 32."""
@@ -146,10 +146,8 @@ class PeerPlan(_Plan, Request[Planned]):
 
     def __post_init__(self) -> None:
         _Plan.__post_init__(self)
-        if self.start not in STARTS:
-            raise MessageInvalidError(
-                f"start is {self.start!r}; it has to be {' or '.join(STARTS)}"
-            )
+        if not is_start(self.start):
+            raise MessageInvalidError(f"start is {self.start!r}, which is not {START_FORMS}")
         if self.last is not None and self.last[1] < -1:
             raise MessageInvalidError("last has to be a query id and the id of a batch")
         numbers = {"budget": self.budget, "tuples": self.tuples, "payload": self.payload}

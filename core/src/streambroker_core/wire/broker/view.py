@@ -15,6 +15,7 @@ from streambroker_core.errors import FormatTooNewError, ManifestError, SchemaErr
 from streambroker_core.model import (
     DEFAULT_NAMESPACE,
     MAX_PE,
+    Archive,
     Buffer,
     Durability,
     OnCongestion,
@@ -22,7 +23,6 @@ from streambroker_core.model import (
     Policy,
     PortKey,
     Properties,
-    Start,
     StreamName,
     is_label,
 )
@@ -31,6 +31,7 @@ from streambroker_core.wire.broker.hints import Point
 from streambroker_core.wire.broker.view_rules import ViewRules, read_view_rules, write_view_rules
 from streambroker_core.wire.encoding.canonical import canonical, digest, without_none
 from streambroker_core.wire.encoding.fields import Fields
+from streambroker_core.wire.encoding.start import MAX_START, START_FORMS, is_start
 
 VIEW_VERSION = 1
 MAX_REFUSED = 20
@@ -46,7 +47,6 @@ _T = TypeVar("_T")
 POLICIES: Mapping[str, Policy] = {"wait": "wait", "drop": "drop"}
 DURABILITIES: Mapping[str, Durability] = {"local": "local", "stored": "stored"}
 CONGESTIONS: Mapping[str, OnCongestion] = {"inherit": "inherit", "drop": "drop"}
-STARTS: Mapping[str, Start] = {"latest": "latest", "earliest": "earliest"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +112,7 @@ class ExportPort:
     congestion_policy: Policy = "wait"
     buffer: Buffer = field(default_factory=Buffer)
     durability: Durability = "local"
+    archive: Archive | None = None
     schema: Schema | None = None
     routes: tuple[ExportRoute, ...] = ()
     revoked: tuple[str, ...] = ()
@@ -131,7 +132,7 @@ class ImportPort:
     subscription: str | None = None
     streams: tuple[StreamName, ...] = ()
     filter: str | None = None
-    start: Start = "latest"
+    start: str = "latest"
     on_congestion: OnCongestion = "inherit"
     schema: Schema | None = None
     routes: tuple[ImportRoute, ...] = ()
@@ -311,6 +312,7 @@ def _write_export(port: ExportPort) -> dict[str, Any]:
         ],
         **without_none(
             durability=None if port.durability == "local" else port.durability,
+            archive=None if port.archive is None else _write_archive(port.archive),
             properties=None if port.properties is None else dict(port.properties),
             streamId=port.stream_id,
             revoked=list(port.revoked) or None,
@@ -325,6 +327,10 @@ def _write_buffer(buffer: Buffer) -> dict[str, Any]:
         "grace": buffer.grace_s,
         **without_none(waitLimit=buffer.wait_limit_s),
     }
+
+
+def _write_archive(archive: Archive) -> dict[str, Any]:
+    return without_none(maxBytes=archive.max_bytes, maxAge=archive.max_age_s)
 
 
 def _write_import(port: ImportPort) -> dict[str, Any]:
@@ -445,6 +451,13 @@ def _read_buffer(fields: Fields) -> Buffer:
     )
 
 
+def _read_archive(fields: Fields) -> Archive:
+    return Archive(
+        max_bytes=fields.optional_integer("maxBytes", low=1, high=_LARGEST),
+        max_age_s=_read_seconds(fields, "maxAge", None),
+    )
+
+
 def _read_export(fields: Fields) -> ExportPort:
     stream_id = fields.optional_text("streamId")
     properties = fields.get("properties")
@@ -459,6 +472,7 @@ def _read_export(fields: Fields) -> ExportPort:
         congestion_policy=fields.word("congestionPolicy", POLICIES, "wait"),
         buffer=_read_buffer(fields.child("buffer")),
         durability=fields.word("durability", DURABILITIES, "local"),
+        archive=_read_archive(fields.child("archive")) if fields.has("archive") else None,
         schema=_read_schema(fields),
         routes=_read_list(fields, "routes", _read_export_route),
         revoked=_read_texts(fields, "revoked"),
@@ -488,7 +502,9 @@ def _read_import(fields: Fields) -> ImportPort:
         subscription=fields.optional_text("subscription", longest=_TEXT),
         streams=_read_list(fields, "streams", _read_stream),
         filter=fields.optional_text("filter", longest=_TEXT),
-        start=fields.word("start", STARTS, "latest"),
+        start=fields.text(
+            "start", "latest", longest=MAX_START, check=is_start, expected=START_FORMS
+        ),
         on_congestion=fields.word("onCongestion", CONGESTIONS, "inherit"),
         schema=_read_schema(fields),
         routes=_read_list(fields, "routes", _read_import_route),

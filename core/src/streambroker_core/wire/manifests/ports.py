@@ -21,6 +21,7 @@ from streambroker_core.model import (
     RULE,
     AnyKind,
     Application,
+    Archive,
     Buffer,
     Export,
     Import,
@@ -38,7 +39,7 @@ from streambroker_core.model import (
 )
 from streambroker_core.model.properties import normalise, oversized
 from streambroker_core.model.schema import Schema, from_items, to_items
-from streambroker_core.wire.broker.view import CONGESTIONS, DURABILITIES, POLICIES, STARTS
+from streambroker_core.wire.broker.view import CONGESTIONS, DURABILITIES, POLICIES
 from streambroker_core.wire.encoding.canonical import canonical, without_none
 from streambroker_core.wire.encoding.fields import Fields, json_type
 from streambroker_core.wire.encoding.quantity import (
@@ -47,6 +48,7 @@ from streambroker_core.wire.encoding.quantity import (
     parse_duration,
     parse_size,
 )
+from streambroker_core.wire.encoding.start import MAX_START, START_FORMS, is_start
 
 _K = TypeVar("_K", bound=AnyKind)
 
@@ -81,6 +83,7 @@ _EXPORT = (
     "congestionPolicy",
     "buffer",
     "durability",
+    "archive",
     "allowedNamespaces",
     "revoked",
 )
@@ -263,6 +266,7 @@ def _read_export(fields: Fields, key: PortKey) -> Export:
         schema=_read_schema(fields, empty=()),
         buffer=_read_buffer(fields.child("buffer")),
         durability=fields.word("durability", DURABILITIES, "local"),
+        archive=_read_archive(fields) if fields.has("archive") else None,
         allowed_namespaces=_read_names(
             fields,
             "allowedNamespaces",
@@ -290,7 +294,9 @@ def _read_import(fields: Fields, key: PortKey) -> Import:
         application_scope=sys.intern(fields.text("applicationScope", DEFAULT_SCOPE)),
         filter=read_expression(fields, "filter"),
         on_congestion=fields.word("onCongestion", CONGESTIONS, "inherit"),
-        start=fields.word("start", STARTS, "latest"),
+        start=sys.intern(
+            fields.text("start", "latest", longest=MAX_START, check=is_start, expected=START_FORMS)
+        ),
         schema=_read_schema(fields, empty=None),
     )
 
@@ -365,21 +371,32 @@ def _read_schema(fields: Fields, *, empty: Schema | None) -> Schema | None:
 def _read_buffer(fields: Fields) -> Buffer:
     fields.allow_only(("maxBytes", "maxAge", "grace", "waitLimit"))
     default = Buffer()
-    size = default.max_bytes
-    if fields.has("maxBytes"):
-        parsed = parse_size(fields.get("maxBytes"))
-        if parsed is None:
-            raise fields.error_at(
-                "maxBytes", f"is {fields.get('maxBytes')!r}; a size is written 512Mi or 4096"
-            )
-        size = parsed
+    size = _read_size(fields, "maxBytes")
     grace = _read_duration(fields, "grace")
     return Buffer(
-        max_bytes=size,
+        max_bytes=default.max_bytes if size is None else size,
         max_age_s=_read_duration(fields, "maxAge"),
         grace_s=default.grace_s if grace is None else grace,
         wait_limit_s=_read_duration(fields, "waitLimit"),
     )
+
+
+def _read_archive(fields: Fields) -> Archive:
+    archive = fields.child("archive")
+    archive.allow_only(("maxBytes", "maxAge"))
+    size, age = _read_size(archive, "maxBytes"), _read_duration(archive, "maxAge")
+    if size is None and age is None:
+        raise fields.error_at("archive", "needs maxBytes, maxAge or both")
+    return Archive(max_bytes=size, max_age_s=age)
+
+
+def _read_size(fields: Fields, key: str) -> int | None:
+    if not fields.has(key):
+        return None
+    size = parse_size(fields.get(key))
+    if size is None:
+        raise fields.error_at(key, f"is {fields.get(key)!r}; a size is written 512Mi or 4096")
+    return size
 
 
 def _read_duration(fields: Fields, key: str) -> float | None:
@@ -470,12 +487,21 @@ def _write_export(export: Export) -> dict[str, Any]:
         },
         **without_none(
             durability=None if export.durability == "local" else export.durability,
+            archive=None if export.archive is None else _write_archive(export.archive),
             streamId=export.stream_id,
             properties=None if export.properties is None else dict(export.properties),
             allowedNamespaces=list(export.allowed_namespaces) or None,
             revoked=list(export.revoked) or None,
         ),
     }
+
+
+def _write_archive(archive: Archive) -> dict[str, str]:
+    size, age = archive.max_bytes, archive.max_age_s
+    return without_none(
+        maxBytes=None if size is None else format_size(size),
+        maxAge=None if age is None else format_duration(age),
+    )
 
 
 def _write_import(import_: Import) -> dict[str, Any]:

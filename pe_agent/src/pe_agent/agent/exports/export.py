@@ -6,7 +6,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -163,8 +163,10 @@ class AgentExport:
         if limits == self._view_limits:
             return
         self._view_limits = limits
+        # Earlier releases do not know the archive, and take a missing limit for none.
+        stored = {name: value for name, value in asdict(limits).items() if value is not None}
         try:
-            self.state.store.set(f"limits/{self.key}", json.dumps(asdict(limits)))
+            self.state.store.set(f"limits/{self.key}", json.dumps(stored))
         except sqlite3.Error:
             log.exception("limits are active, but could not be stored", extra={"export": self.key})
 
@@ -205,7 +207,9 @@ class AgentExport:
                 self._withdrawn_at is not None
                 and self.state.clock() > self._withdrawn_at + limits.grace
             ):
-                self.state.ledger.retention.limits = replace(limits, max_bytes=0, max_age=0.0)
+                self.state.ledger.retention.limits = RetentionLimits(
+                    max_bytes=0, max_age=0.0, grace=limits.grace, wait_limit=limits.wait_limit
+                )
             self.plans.count_released_plans()
             self.state.sweep()
             for stream in self.state.streams.values():
@@ -239,6 +243,7 @@ class AgentExport:
                 "storage": storage_metrics(state),
                 "held": ledger.retention.held_bytes(now),
                 "limit": ledger.retention.limits.max_bytes,
+                "unclaimed": ledger.retention.unclaimed(now)[0],
                 "waiting_for": [h.import_ for h in ledger.retention.blocking_readers(now)],
                 "waitingSince": format_time(wait_times.since(now)),
                 "waitedSeconds": round(wait_times.seconds, 3),

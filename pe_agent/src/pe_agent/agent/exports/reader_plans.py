@@ -269,9 +269,11 @@ class ReaderPlans:
             delivery.planned_since = self._state.clock()
 
     def count_released_plans(self) -> None:
-        """Count plans released after grace; their epochs may be removed now."""
+        """Release what readers claim that are away for longer than grace; count their plans."""
         for reader in self._ledger.claims.released_readers(self._state.clock()):
             delivery = self._deliveries.for_reader(reader.id)
+            if self._ledger.retention.archive(reader):
+                self._state.save_reader(reader.id)
             if delivery.planned_since is not None:
                 delivery.planned_since = None
                 delivery.released_plans += 1

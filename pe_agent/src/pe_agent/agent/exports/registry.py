@@ -18,7 +18,7 @@ from pe_agent.agent.storage.tier import StorageTier
 from pe_agent.log.commit import Committer
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.retention import BlockingReader, RetentionLimits
-from streambroker_core.model import Buffer, Export, PeKey, PortKey, port_of
+from streambroker_core.model import Archive, Buffer, Export, PeKey, PortKey, port_of
 from streambroker_core.wire.broker.view import ExportPort, View
 from streambroker_core.wire.manifests import ports as manifest
 
@@ -105,7 +105,8 @@ class ExportRegistry:
         try:
             declared = manifest.read_spec("Export", spec, key=PortKey.parse(export.key))
             if isinstance(declared, Export):
-                export.declare(_to_limits(declared.buffer), declared.durability)
+                limits = _to_limits(declared.buffer, declared.archive)
+                export.declare(limits, declared.durability)
         except StreambrokerError as error:
             log.warning(
                 "cannot read the declared buffer limits of export %s: %s", export.key, error
@@ -159,7 +160,7 @@ class ExportRegistry:
             exported.withdraw(declared=bool(declared.get("spec")) and not declared["told"])
             return
         exported.set_durability(export.durability)
-        exported.set_limits(_to_limits(export.buffer))
+        exported.set_limits(_to_limits(export.buffer, export.archive))
         policies = {str(r.import_): r.policy for r in export.routes}
         exported.set_routes(policies, export.revoked)
 
@@ -185,10 +186,12 @@ class ExportRegistry:
             export.state.close()
 
 
-def _to_limits(buffer: Buffer) -> RetentionLimits:
+def _to_limits(buffer: Buffer, archive: Archive | None) -> RetentionLimits:
     return RetentionLimits(
         max_bytes=buffer.max_bytes,
         max_age=buffer.max_age_s,
         grace=buffer.grace_s,
         wait_limit=buffer.wait_limit_s,
+        archive_bytes=None if archive is None else archive.max_bytes,
+        archive_age=None if archive is None else archive.max_age_s,
     )

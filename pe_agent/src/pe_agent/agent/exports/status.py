@@ -38,6 +38,7 @@ def reader_metrics(reader: Reader, delivery: ReaderDelivery, now: float) -> dict
         "policy": reader.policy,
         "turned": reader.demoted,
         "turns": reader.demotions,
+        "archived": reader.archived is not None,
         "routed": reader.routed,
         "alive": now <= reader.lease_expires,
         "positions": {s: c.next for s, c in reader.cursors.items()},
@@ -59,7 +60,8 @@ def lag_metrics(export: ExportState, reader: Reader, now: float) -> dict[str, An
     """Return what a reader has still to finish, and its share of the buffer.
 
     ``congestion`` is the percentage of ``buffer.maxBytes`` or of the memory limit, whichever is
-    higher. At 100 the export waits for the reader, or drops its oldest epochs.
+    higher. At 100 the export waits for the reader, or drops its oldest epochs. It is 0 while the
+    reader reads the archive, which does neither.
     """
     lag = export.ledger.retention.lag(reader)
     full = int(100 * export.ledger.retention.fullness(lag.bytes, lag.memory))
@@ -67,7 +69,7 @@ def lag_metrics(export: ExportState, reader: Reader, now: float) -> dict[str, An
         "lag": [lag.epochs, lag.bytes],
         "lagRows": lag.rows,
         "lagSeconds": 0.0 if lag.since is None else round(max(0.0, now - lag.since), 3),
-        "congestion": min(100, full),
+        "congestion": 0 if reader.archived is not None else min(100, full),
     }
 
 

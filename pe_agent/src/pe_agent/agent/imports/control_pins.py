@@ -61,14 +61,14 @@ def pin_control_log(
 ) -> Offset:
     """Return the offset with the control log entries that its batch reads.
 
-    A new reader starts at the log's end, or with ``start: earliest`` at its first entry. A reader
+    A new reader starts at the log's end with ``start: latest``, else at its first entry. A reader
     of a lost log starts at the first entry of the current one.
     """
     if not request.log:
         return end
     at = end.control.get(control_log.id)
     if at is None:
-        earliest = import_ is not None and import_.start == "earliest"
+        earliest = import_ is not None and import_.start != "latest"
         at = control_log.first_retained() if end.control or earliest else control_log.next_seq
         if end.control:
             log.warning(

@@ -29,6 +29,7 @@ _EXPORT_METRICS: Mapping[str, _Metric] = {
     "export_published_rows_total": ("Rows published.", "publishedRows"),
     "export_held_bytes": ("Bytes that readers which are waited for have not finished.", "held"),
     "export_limit_bytes": ("What the export may keep.", "limit"),
+    "export_unclaimed_bytes": ("Bytes that no reader claims, as those of an archive.", "unclaimed"),
     "export_waiting": ("1 while a task waits.", lambda e: e["waitingSince"] is not None),
     "export_waited_seconds_total": ("Seconds that tasks have waited.", "waitedSeconds"),
     "export_batch_gaps_total": ("Batch ids that were left out.", "gaps"),
