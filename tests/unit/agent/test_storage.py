@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pe_agent.agent.exports.export_state import StorageMissingError
+from pe_agent.agent.storage import ownership
 from pe_agent.agent.storage.tier import StorageForeignError
 from pe_agent.log.errors import Superseded
 from pe_agent.log.frames import Kind
@@ -291,6 +292,19 @@ def test_a_store_without_conditional_puts_is_refused(bucket: Bucket, tmp_path: P
     own = Bench(tmp_path, bucket=Unconditional(bucket.url, bucket._store, bucket._prefix))
     with pytest.raises(BucketUnfitError, match="the object store ignores `If-None-Match"):
         own.open()
+
+
+class OldListing(Bucket):
+    """A bucket whose lists are those from before the last starts."""
+
+    def list(self, folder: str) -> dict[str, int]:
+        return {}
+
+
+def test_an_agent_takes_a_new_number_though_the_listing_is_old(bucket: Bucket) -> None:
+    assert [ownership.claim(bucket) for _ in range(2)] == [1, 2]
+    old = OldListing(bucket.url, bucket._store, bucket._prefix)
+    assert ownership.claim(old) == 3
 
 
 @pytest.mark.parametrize("url", ["s3://", "/data", "ftp://bucket/x", "", "s3:bucket"])
