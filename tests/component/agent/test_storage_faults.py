@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import threading
 import urllib.request
 from collections.abc import Iterator
 from itertools import product
@@ -12,23 +12,26 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from support.agents.agents import AgentProcess, Pair, Publishing, Reading, pair, rows
+from pe_agent.log.objects.bucket import open_bucket
+from support.agents.agents import AgentProcess, Publishing, Reading, pair, rows
 from support.processes.waiting import until
 from support.storage.drill import ROWS, Load, Reader, lose_disk
-from support.storage.proxy import FAULTS, Fault, Request, S3Proxy, proxy
+from support.storage.proxy import FAULTS, Fault, S3Proxy, proxy
 from support.storage.servers import MISSING, is_built, s3_server
 
 pytestmark = pytest.mark.skipif(not is_built(), reason=MISSING)
 
 SECONDS = 90.0
+connected = contextlib.contextmanager(pair)
 FAILING: set[Fault] = {"500", "503", "cut", "lost"}
 """Faults that last as long as the agent repeats a call."""
 ALWAYS = {("503", "local"), ("cut", "stored"), ("lost", "stored"), ("stale", "stored")}
 """What the ordinary run has of the table."""
 EPOCHS, EPOCH_MIB = 20, 16
 """Five segments."""
-RSS_MIB = 400
-"""Most memory of an agent that uploads segments of 64 MiB: it holds each one at a time."""
+RSS_MIB = 600
+"""Most memory of an agent that takes these epochs and uploads them. It was 445, and 263 without
+storage. What waits for the bucket would come on top if the agent held it."""
 
 
 @pytest.fixture
@@ -42,7 +45,9 @@ def metric(agent: AgentProcess, name: str) -> float:
     """Return a metric of the agent's export, as a scraper reads it."""
     with urllib.request.urlopen(f"http://127.0.0.1:{agent.address['metrics']}/metrics") as found:
         text = found.read().decode()
-    (value,) = re.findall(rf"^streambroker_export_storage_{name}\{{.*\}} (\S+)$", text, re.MULTILINE)
+    (value,) = re.findall(
+        rf"^streambroker_export_storage_{name}\{{.*\}} (\S+)$", text, re.MULTILINE
+    )
     return float(value)
 
 
@@ -79,12 +84,12 @@ def test_a_fault_of_the_bucket_loses_and_doubles_no_row(
     durability: str,
 ) -> None:
     made, environment = storage
-    for agents in pair(tmp_path, environment=environment, durability=durability):
+    with connected(tmp_path, environment=environment, durability=durability) as agents:
         reading = Reading(agents.importer)
         reader = Reader(reading, reading.open())
         load = Load(agents)
         try:
-            until(lambda: load.published > 3, SECONDS, "batches")
+            load.await_more(3)
             made.begin(fault)
             before = load.published
             if fault != "stale":
@@ -93,10 +98,9 @@ def test_a_fault_of_the_bucket_loses_and_doubles_no_row(
             if durability == "stored" and fault in FAILING:
                 assert load.published <= before + 1
             else:
-                until(lambda: load.published > before + 3, SECONDS, "batches meanwhile")
+                load.await_more(3)
             made.end()
-            after = load.published
-            until(lambda: load.published > after + 3, SECONDS, "batches after the fault")
+            load.await_more(3)
         finally:
             made.end()
             load.stop()
@@ -110,11 +114,10 @@ def test_an_agent_holds_few_segments_in_memory_while_the_bucket_fails(
     storage: tuple[S3Proxy, dict[str, str]], tmp_path: Path
 ) -> None:
     made, environment = storage
-    for agents in pair(tmp_path, environment=environment, durability="local"):
+    with connected(tmp_path, environment=environment, durability="local") as agents:
         publisher = Publishing(agents.exporter)
         publisher.publish(0, rows(0, 1))
         until(lambda: is_well(agents.exporter), SECONDS, "uploaded")
-        before = peak_mib(agents.exporter)
         made.begin("cut")
         for batch in range(1, EPOCHS + 1):
             publisher.publish(batch, wide(batch))
@@ -122,7 +125,6 @@ def test_an_agent_holds_few_segments_in_memory_while_the_bucket_fails(
         assert metric(agents.exporter, "behind_bytes") > EPOCHS * EPOCH_MIB << 20
         made.end()
         until(lambda: is_well(agents.exporter), SECONDS, "uploaded after the fault")
-        print("PEAK", before, peak_mib(agents.exporter))
         assert peak_mib(agents.exporter) < RSS_MIB
 
 
@@ -131,3 +133,13 @@ def wide(first: int) -> pa.RecordBatch:
     numbers = range(first, first + EPOCH_MIB)
     columns = {"n": list(numbers), "name": [chr(65 + n % 26) * (1 << 20) for n in numbers]}
     return pa.RecordBatch.from_pydict(columns)
+
+
+def test_a_segment_is_put_by_one_request(
+    storage: tuple[S3Proxy, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, environment = storage
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    open_bucket("s3://rows/prefix").put("segment", b"x" * (64 << 20))
+    assert made.requests == {"PUT": 1}

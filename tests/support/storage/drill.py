@@ -51,6 +51,11 @@ class Load:
         if self.error is not None:
             raise self.error
 
+    def await_more(self, batches: int) -> None:
+        """Wait until so many more batches are published."""
+        wanted = self.published + batches
+        until(lambda: self.error or self.published >= wanted, PATIENCE, f"{batches} more batches")
+
     def _run(self) -> None:
         try:
             run = 0
@@ -59,6 +64,9 @@ class Load:
                 run += 1
                 with contextlib.suppress(AgentUnreachableError, OSError):
                     while not self._stop.is_set():
+                        if "admitted" not in publisher.admit(self.published):
+                            self._stop.wait(0.05)  # until the reader has made room
+                            continue
                         first = self.published * ROWS
                         publisher.publish(self.published, rows(first, ROWS))
                         self.published += 1

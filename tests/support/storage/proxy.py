@@ -175,7 +175,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._pass(request, fault)
 
-    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET  # noqa: N815 - names of the base class
 
     def _pass(self, request: Request, fault: Fault | None) -> None:
         if fault == "slow":

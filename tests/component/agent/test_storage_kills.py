@@ -1,0 +1,153 @@
+"""An agent is killed at each step of its uploads and of its start with what the bucket has."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
+from support.agents.agents import Pair, pair
+from support.agents.sources import Run
+from support.cuts.points import (
+    SEGMENTS,
+    STORING,
+    TAKING_OVER,
+    VARIABLE,
+    Cut,
+    search_path,
+)
+from support.processes.waiting import until
+from support.storage.drill import ROWS, Load
+
+SECONDS = 60.0
+ALWAYS = {
+    ("part in the bucket, before it counts", "stored", "lost"),
+    ("segment in the bucket, before its mark", "stored", "lost"),
+    ("obsolete parts deleted", "stored", "lost"),
+    ("objects of a dropped segment deleted", "stored", "lost"),
+    ("snapshot in the bucket, before it is noted", "local", "kept"),
+    ("mark in the bucket, before the parts are obsolete", "local", "lost"),
+    ("parts sealed, before files", "stored", "lost"),
+    ("first file there", "stored", "kept"),
+    ("snapshots of earlier owners deleted", "stored", "lost"),
+}
+"""What the ordinary run has of the table."""
+connected = contextlib.contextmanager(pair)
+TABLE = list(product((*STORING, *TAKING_OVER), ("stored", "local"), ("kept", "lost")))
+
+
+@dataclass
+class Following:
+    """Reads in a thread what comes, over failures of the exporter's agent.
+
+    Attributes:
+        rows: what has come, in order.
+    """
+
+    run: Run
+    rows: list[int] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            while not self._stop.is_set():
+                with contextlib.suppress(AgentUnreachableError):
+                    end = self.run.plan()
+                    # An agent with an empty directory refuses reads that were planned before.
+                    with contextlib.suppress(AgentRefusedError):
+                        self.rows += self.run.read(end) if end != self.run.at else []
+        except BaseException as error:
+            self.error = error
+
+    def has(self, row: int) -> bool:
+        """Whether a row, and so all before it, has come."""
+        if self.error is not None:
+            raise self.error
+        return self.rows[-1:] == [row]
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.run.stop()
+
+
+def kill(agents: Pair, disk: str) -> None:
+    """Kill the exporter's agent; delete its directory if the disk is ``lost``."""
+    agents.exporter.kill()
+    if disk == "lost":
+        shutil.rmtree(agents.exporter.home)
+        agents.exporter.prepare()
+        agents.plumb()
+
+
+def has_full_segment(shared: Path) -> bool:
+    """Whether a bucket has something to take over."""
+    return any(shared.rglob("*.segment"))
+
+
+@pytest.mark.parametrize(
+    ("step", "durability", "disk"),
+    [
+        pytest.param(*one, id=": ".join(one), marks=() if one in ALWAYS else pytest.mark.long)
+        for one in TABLE
+    ],
+)
+def test_a_kill_loses_only_what_was_not_in_the_bucket(
+    tmp_path: Path, step: str, durability: str, disk: str
+) -> None:
+    environment = {
+        "STREAMBROKER_STORAGE": f"file://{tmp_path}/shared",
+        VARIABLE: str(tmp_path / "cuts"),
+        "PYTHONPATH": search_path(held=True),
+        SEGMENTS: "4000",
+    }
+    how: dict[str, Any] = {
+        "environment": environment,
+        "durability": durability,
+        "max_bytes": 30_000,
+    }
+    loses = durability == "local" and (disk == "lost" or step in TAKING_OVER)
+    with connected(tmp_path, **how) as agents:
+        following = Following(Run(agents.importer, skip_lost=loses))
+        load = Load(agents)
+        try:
+            if step in TAKING_OVER:
+                until(partial(has_full_segment, tmp_path / "shared"), SECONDS, "a segment")
+                kill(agents, "lost")
+            cut = Cut(tmp_path / "cuts", step)
+            if step in TAKING_OVER:
+                agents.exporter.spawn()
+            until(cut.reached, SECONDS, f"a process at {step}")
+            kill(agents, disk)
+            agents.exporter.start()
+            cut.disarm()
+            load.await_more(9)
+            load.stop()
+            until(lambda: following.has(load.published * ROWS - 1), SECONDS, "all rows")
+        finally:
+            load.stop()
+            following.stop()
+        assert following.rows == sorted(set(following.rows))
+        missing = set(range(load.published * ROWS)).difference(following.rows)
+        lost = following.run.at.get("lost", {}).values()
+        assert len(missing) == ROWS * sum(epochs for epochs, _ in lost)
+        if missing:
+            assert loses
+            assert missing == set(range(min(missing), max(missing) + 1))
+
+
+def test_each_row_that_is_always_run_is_one_of_the_table() -> None:
+    assert set(TABLE) >= ALWAYS
