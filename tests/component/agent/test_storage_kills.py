@@ -62,11 +62,13 @@ class Following:
         self._thread.start()
 
     def _work(self) -> None:
+        end = self.run.at
         try:
             while not self._stop.is_set():
+                # A batch that was planned is read again until all of it has come, as by Spark.
+                # An agent with an empty directory refuses reads that were begun before.
                 with contextlib.suppress(AgentUnreachableError):
-                    end = self.run.plan()
-                    # An agent with an empty directory refuses reads that were planned before.
+                    end = self.run.plan() if end == self.run.at else end
                     with contextlib.suppress(AgentRefusedError):
                         self.rows += self.run.read(end) if end != self.run.at else []
         except BaseException as error:
