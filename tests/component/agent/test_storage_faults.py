@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -14,6 +16,8 @@ import pytest
 
 from pe_agent.log.objects.bucket import open_bucket
 from support.agents.agents import AgentProcess, Publishing, Reading, pair, rows
+from support.agents.connected import Connected
+from support.agents.sources import Run
 from support.processes.waiting import until
 from support.storage.drill import ROWS, Load, Reader, lose_disk
 from support.storage.proxy import FAULTS, Fault, S3Proxy, proxy
@@ -143,3 +147,63 @@ def test_a_segment_is_put_by_one_request(
         monkeypatch.setenv(name, value)
     open_bucket("s3://rows/prefix").put("segment", b"x" * (64 << 20))
     assert made.requests == {"PUT": 1}
+
+
+def test_a_durability_that_changes_under_load_holds_from_the_next_batch_on(
+    storage: tuple[S3Proxy, dict[str, str]], tmp_path: Path
+) -> None:
+    made, environment = storage
+    both = Connected(tmp_path)
+    both.exporter.environment = environment
+    both.start()
+    both.declare(both.exporter, "export", properties={"kind": "trade"})
+    both.declare(both.importer, "import", subscription='kind == "trade"', start="earliest")
+    until(both.at, SECONDS, "a route")
+    run, load = Run(both.importer), Load(both)
+    try:
+        for durability in ("stored", "local", "stored"):
+            load.await_more(3)
+            set_durability(both, durability)
+            load.await_more(3)
+            made.begin("500")
+            before = load.published
+            if durability == "local":
+                load.await_more(3)
+            else:
+                until(lambda: metric(both.exporter, "failing") == 1, SECONDS, "a failed upload")
+                assert load.published <= before + 1
+            made.end()
+        load.stop()
+        both.exporter.kill()
+        shutil.rmtree(both.exporter.home)
+        both.exporter.home.mkdir()
+        both.exporter.start()
+        assert read_all(run, load.published * ROWS) == list(range(load.published * ROWS))
+    finally:
+        load.stop()
+        run.stop()
+        both.end()
+
+
+def set_durability(both: Connected, durability: str) -> None:
+    more = {"properties": {"kind": "trade"}, "durability": durability}
+    both.declare(both.exporter, "export", again=True, **more)
+    wanted = partial(has_durability, both.exporter, durability)
+    until(wanted, SECONDS, f"an export that is {durability}")
+
+
+def has_durability(agent: AgentProcess, durability: str) -> bool:
+    return bool(agent.export_status()["durability"] == durability)
+
+
+def read_all(run: Run, count: int) -> list[int]:
+    """Read until there are so many rows."""
+    found: list[int] = []
+
+    def enough() -> bool:
+        if (end := run.plan()) != run.at:
+            found.extend(run.read(end))
+        return len(found) >= count
+
+    until(enough, SECONDS, f"{count} rows")
+    return found

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
-from support.agents.agents import Pair, pair
+from support.agents.agents import Pair, Publishing, pair, rows
 from support.agents.sources import Run
 from support.cuts.points import (
     SEGMENTS,
@@ -100,6 +100,17 @@ def has_full_segment(shared: Path) -> bool:
     return any(shared.rglob("*.segment"))
 
 
+def small(place: Path) -> dict[str, Any]:
+    """Return how agents are started whose segments are small, with a bucket in a directory."""
+    environment = {
+        "STREAMBROKER_STORAGE": f"file://{place}/shared",
+        VARIABLE: str(place / "cuts"),
+        "PYTHONPATH": search_path(held=True),
+        SEGMENTS: "4000",
+    }
+    return {"environment": environment}
+
+
 @pytest.mark.parametrize(
     ("step", "durability", "disk"),
     [
@@ -110,17 +121,7 @@ def has_full_segment(shared: Path) -> bool:
 def test_a_kill_loses_only_what_was_not_in_the_bucket(
     tmp_path: Path, step: str, durability: str, disk: str
 ) -> None:
-    environment = {
-        "STREAMBROKER_STORAGE": f"file://{tmp_path}/shared",
-        VARIABLE: str(tmp_path / "cuts"),
-        "PYTHONPATH": search_path(held=True),
-        SEGMENTS: "4000",
-    }
-    how: dict[str, Any] = {
-        "environment": environment,
-        "durability": durability,
-        "max_bytes": 30_000,
-    }
+    how = {**small(tmp_path), "durability": durability, "max_bytes": 30_000}
     loses = durability == "local" and (disk == "lost" or step in TAKING_OVER)
     with connected(tmp_path, **how) as agents:
         following = Following(Run(agents.importer, skip_lost=loses))
@@ -149,6 +150,56 @@ def test_a_kill_loses_only_what_was_not_in_the_bucket(
         if missing:
             assert loses
             assert missing == set(range(min(missing), max(missing) + 1))
+
+
+@pytest.mark.parametrize("when", ["before the start", "after the start"])
+def test_objects_that_something_else_deletes_are_reported_as_lost_and_the_export_goes_on(
+    tmp_path: Path, when: str
+) -> None:
+    shared = tmp_path / "shared"
+    with connected(tmp_path, **small(tmp_path), durability="stored") as agents:
+        Run(agents.importer).plan()  # opens the route: from now on all is kept
+        load = Load(agents)
+        load.await_more(5)
+        until(partial(has_full_segment, shared), SECONDS, "a segment")
+        load.await_more(5)
+        load.stop()
+        until(lambda: not behind(agents), SECONDS, "uploaded")
+        if when == "after the start":
+            kill(agents, "lost")
+            agents.exporter.start()
+        first, *_ = sorted(shared.rglob("*.segment"))
+        first.unlink()
+        publisher = Publishing(agents.exporter, run="after")
+        publisher.publish(load.published, rows(load.published * ROWS, ROWS))
+        if when == "before the start":
+            kill(agents, "lost")
+            agents.exporter.start()
+        print(
+            agents.exporter.export_status()["damaged"], agents.exporter.export_status()["missing"]
+        )
+        strict = Run(agents.importer)
+        try:
+            while (end := strict.plan()) != strict.at:
+                print(strict.read(end))
+        except Exception as e:
+            print("STRICT", type(e), e)
+        lossy = Run(agents.importer, skip_lost=True)
+        try:
+            while (end := lossy.plan()) != lossy.at:
+                print(lossy.read(end))
+        except Exception as e:
+            print("LOSSY", type(e), e)
+        print(lossy.at)
+        print(
+            agents.exporter.export_status()["damaged"], agents.exporter.export_status()["missing"]
+        )
+        print(agents.exporter.log.read_text()[-3000:])
+        assert 0
+
+
+def behind(agents: Pair) -> bool:
+    return bool(agents.exporter.export_status()["storage"]["bytes"])
 
 
 def test_each_row_that_is_always_run_is_one_of_the_table() -> None:

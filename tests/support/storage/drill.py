@@ -19,6 +19,7 @@ from pathlib import Path
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 from support.agents.agents import Pair, Publishing, Reading, pair, rows
+from support.agents.connected import Connected
 from support.processes.waiting import until
 from support.storage.servers import MISSING, is_built, s3_server
 
@@ -36,7 +37,7 @@ class Load:
         published: number of batches, all in order.
     """
 
-    agents: Pair
+    agents: Pair | Connected
     published: int = 0
     error: BaseException | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
