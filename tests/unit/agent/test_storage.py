@@ -423,14 +423,16 @@ def test_an_export_that_demands_storage_needs_some(tmp_path: Path) -> None:
     own.close()
 
 
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("position", [1, 2])
 def test_what_a_local_export_has_lost_is_an_error_for_readers(
-    machine: Machine, position: int
+    machine: Machine, position: int, known: bool
 ) -> None:
     first = machine.start("1")
     first.route("wait")
     first.publish(0, rows(0, 10))
-    first.plan()
+    if known:  # to the bucket, by the last snapshot
+        first.plan()
     machine.uploaded(first)
     for uploader in first.storage.uploaders():  # type: ignore[union-attr]
         uploader.close()
