@@ -74,7 +74,7 @@ class StreamLog:
     Attributes:
         directory: directory of the segments.
         recovered: report of the recovery at open.
-        damaged: error text by segment number, for damage found by :meth:`verify`.
+        damaged: error text by segment number, for damage found by :meth:`verify` or `read`.
         uploader: brings frames to object storage, None without one.
     """
 
@@ -263,7 +263,11 @@ class StreamLog:
             LogFailed, LogClosed: see `append`.
         """
         self._state.check_readable(address)
-        return self._reader.read(address)
+        try:
+            return self._reader.read(address)
+        except LogCorrupt as error:
+            self._record_damage(address.segment, error)
+            raise
 
     def recovered_frames(self, kinds: Collection[int]) -> Iterator[tuple[Address, Kind, bytes]]:
         """Yield the recovered frames of some kinds, in order, without disk access.
@@ -298,9 +302,12 @@ class StreamLog:
         try:
             yield from self._reader.verify(number, end)
         except LogCorrupt as error:
-            with state.changed:
-                if number in state.segments:
-                    self.damaged[number] = str(error)
+            self._record_damage(number, error)
+
+    def _record_damage(self, number: int, error: LogCorrupt) -> None:
+        with self._state.changed:
+            if number in self._state.segments:
+                self.damaged[number] = str(error)
 
     def synced_segments(self, since: int) -> list[SyncedSegment]:
         """Return the segments from number ``since`` on, oldest first, as far as they are safe."""
