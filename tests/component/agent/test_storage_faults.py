@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from pe_agent.log.objects.bucket import open_bucket
-from support.agents.agents import AgentProcess, Publishing, Reading, pair, rows
+from support.agents.agents import AgentProcess, Publishing, Reading, error_code, pair, rows
 from support.agents.connected import Connected
 from support.agents.sources import Run
 from support.processes.waiting import until
@@ -149,6 +150,34 @@ def test_a_segment_is_put_by_one_request(
     assert made.requests == {"PUT": 1}
 
 
+def test_a_local_export_loses_exactly_what_was_not_uploaded(
+    storage: tuple[S3Proxy, dict[str, str]], tmp_path: Path
+) -> None:
+    made, environment = storage
+    with connected(tmp_path, environment=environment, durability="local") as agents:
+        strict, lossy = Run(agents.importer), Run(agents.importer, skip_lost=True)
+        publisher = Publishing(agents.exporter)
+        for batch in range(5):
+            publisher.publish(batch, rows(ROWS * batch, ROWS))
+        stored = list(range(ROWS * 5))
+        for run in (strict, lossy):
+            assert read_all(run, len(stored)) == stored
+        until(partial(is_well, agents.exporter), SECONDS, "uploaded")
+        made.begin("500")
+        for batch in range(5, 8):
+            publisher.publish(batch, rows(ROWS * batch, ROWS))
+        agents.exporter.kill()
+        made.end()
+        lose_disk(agents)
+
+        assert agents.exporter.export_status()["publisher"]["batch"] == 4
+        again = Publishing(agents.exporter, run="run-2")
+        again.publish(8, rows(ROWS * 8, ROWS))
+        assert read_all(lossy, ROWS) == list(range(ROWS * 8, ROWS * 9))
+        assert [epochs for epochs, _ in lossy.at["lost"].values()] == [3]
+        assert error_code(read_all, strict, ROWS) == "DataLoss"
+
+
 def test_a_durability_that_changes_under_load_holds_from_the_next_batch_on(
     storage: tuple[S3Proxy, dict[str, str]], tmp_path: Path
 ) -> None:
@@ -186,7 +215,7 @@ def test_a_durability_that_changes_under_load_holds_from_the_next_batch_on(
 
 
 def set_durability(both: Connected, durability: str) -> None:
-    more = {"properties": {"kind": "trade"}, "durability": durability}
+    more: dict[str, Any] = {"properties": {"kind": "trade"}, "durability": durability}
     both.declare(both.exporter, "export", again=True, **more)
     wanted = partial(has_durability, both.exporter, durability)
     until(wanted, SECONDS, f"an export that is {durability}")

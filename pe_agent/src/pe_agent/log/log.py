@@ -266,7 +266,7 @@ class StreamLog:
         try:
             return self._reader.read(address)
         except LogCorrupt as error:
-            self._record_damage(address.segment, error)
+            _record_damage(self, address.segment, error)
             raise
 
     def recovered_frames(self, kinds: Collection[int]) -> Iterator[tuple[Address, Kind, bytes]]:
@@ -302,12 +302,7 @@ class StreamLog:
         try:
             yield from self._reader.verify(number, end)
         except LogCorrupt as error:
-            self._record_damage(number, error)
-
-    def _record_damage(self, number: int, error: LogCorrupt) -> None:
-        with self._state.changed:
-            if number in self._state.segments:
-                self.damaged[number] = str(error)
+            _record_damage(self, number, error)
 
     def synced_segments(self, since: int) -> list[SyncedSegment]:
         """Return the segments from number ``since`` on, oldest first, as far as they are safe."""
@@ -379,3 +374,9 @@ def _create_first(directory: Path) -> Segment:
             path = segments.segment_path(directory, 1)
             raise segments.log_full_error(path, segments.HEADER_BYTES, error) from error
         raise LogFailed(directory, reason=str(error)) from error
+
+
+def _record_damage(log: StreamLog, number: int, error: LogCorrupt) -> None:
+    with log._state.changed:
+        if number in log._state.segments:
+            log.damaged[number] = str(error)
