@@ -150,6 +150,23 @@ def test_a_segment_is_put_by_one_request(
     assert made.requests == {"PUT": 1}
 
 
+def test_an_agent_takes_over_though_lists_lack_the_last_objects_of_each_chain(
+    storage: tuple[S3Proxy, dict[str, str]], tmp_path: Path
+) -> None:
+    made, environment = storage
+    with connected(tmp_path, environment=environment, durability="stored") as agents:
+        run, publisher = Run(agents.importer), Publishing(agents.exporter)
+        for batch in range(3):
+            publisher.publish(batch, rows(ROWS * batch, ROWS))
+        made.begin("stale")
+        for batch in range(3, 6):
+            publisher.publish(batch, rows(ROWS * batch, ROWS))
+        lose_disk(agents)
+        assert made.hits > 3
+        assert Publishing(agents.exporter, run="run-2").publish(6, rows(ROWS * 6, ROWS))["epoch"]
+        assert read_all(run, ROWS * 7) == list(range(ROWS * 7))
+
+
 def test_a_local_export_loses_exactly_what_was_not_uploaded(
     storage: tuple[S3Proxy, dict[str, str]], tmp_path: Path
 ) -> None:
