@@ -34,6 +34,7 @@ NAMES = (
     "change_to_route",
     "polling",
     "log_append",
+    "object_storage",
     "explain",
     "control",
     "micro_batch",

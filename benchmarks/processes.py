@@ -203,6 +203,7 @@ class Agent:
         *,
         certificate: AgentCertificate | None = None,
         trust: AgentTrust | None = None,
+        storage: str | None = None,
     ) -> None:
         self.pe = f"default/{job}/0"
         self.home = place / f"home-{job}"
@@ -215,6 +216,7 @@ class Agent:
             port=0,
             certificate=certificate,
             trust=trust,
+            storage=storage,
         )
         self._reader = Reader(self.client, trust)
 

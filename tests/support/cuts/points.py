@@ -27,6 +27,8 @@ from types import ModuleType
 from typing import Any
 
 VARIABLE = "STREAMBROKER_CUTS"
+SEGMENTS = "STREAMBROKER_SEGMENT_BYTES"
+"""Bytes of a segment of processes that stop at armed steps; without it, those of the product."""
 MANIFEST, STAGE_END = 2, 3
 """Kinds of frames in the log."""
 
@@ -46,6 +48,12 @@ LEDGER = "streambroker_core.ledger.ledger:Ledger"
 SINK = "pe_agent.datasource.sink:StreambrokerStreamWriter"
 SOURCE = "pe_agent.datasource.source:StreambrokerStreamReader"
 SLICE_READER = "pe_agent.datasource.slice_reader:SliceReader"
+CHAIN = "pe_agent.log.objects.chain:Chain"
+BUCKET = "pe_agent.log.objects.bucket:Bucket"
+FOLDER = "pe_agent.log.objects.stream_folder:StreamFolder"
+UPLOADER = "pe_agent.log.objects.uploader:LogUploader"
+OWNERSHIP = "pe_agent.agent.storage.ownership"
+TIER = "pe_agent.agent.storage.tier"
 STAND_IN = "support.cuts.queries"
 FEEDS, READS = f"{STAND_IN}:Exporting", f"{STAND_IN}:Importing"
 
@@ -55,7 +63,7 @@ class Step:
     """One step.
 
     Attributes:
-        call: ``module:Class.function`` that begins or ends there.
+        call: ``module:Class.function`` or ``module:function`` that begins or ends there.
         end: whether it is the end of the call.
         passes: at which time it is armed; late enough that rows flow.
         where: the process that passes it.
@@ -173,7 +181,57 @@ OUTSIDE: dict[str, Step] = {
 }
 """Steps of a control tuple from outside, which a broker has the agent take."""
 
-STEPS = {**EXPORTING, **FAILING, **IMPORTING, **DROPPING, **OUTSIDE}
+
+def _link(what: str, passes: int, *, end: bool) -> Step:
+    return Step(f"{CHAIN}.append", end, passes, FEED_AGENT, lambda args: what in args[1])
+
+
+def _put(suffix: str, passes: int) -> Step:
+    return Step(f"{BUCKET}.put", True, passes, FEED_AGENT, lambda args: args[1].endswith(suffix))
+
+
+STORING: dict[str, Step] = {
+    "before a part is put": _link("start", 4, end=False),
+    "part in the bucket, before it counts": _link("start", 4, end=True),
+    "before a segment is put": _before(f"{FOLDER}.merge", 1, FEED_AGENT),
+    "index in the bucket, before its segment": _put(".index", 1),
+    "segment in the bucket, before its mark": _put(".segment", 1),
+    "mark in the bucket, before the parts are obsolete": _link("whole", 1, end=True),
+    "merged, before obsolete parts are deleted": _after(f"{FOLDER}.merge", 1, FEED_AGENT),
+    "obsolete parts deleted": Step(
+        f"{CHAIN}.delete", True, 1, FEED_AGENT, lambda args: args[0]._name == "parts"
+    ),
+    "before the first snapshot": _link("format", 1, end=False),
+    "before a snapshot": _link("format", 2, end=False),
+    "snapshot in the bucket, before it is noted": _link("format", 2, end=True),
+    "before old snapshots are deleted": _before(f"{CHAIN}.delete", 2, FEED_AGENT),
+    "segment dropped, before its objects are deleted": _before(f"{FOLDER}.delete", 1, FEED_AGENT),
+    "objects of a dropped segment deleted": _after(f"{FOLDER}.delete", 1, FEED_AGENT),
+    "uploaded, before the next upload": _after(f"{UPLOADER}.flush", 5, FEED_AGENT),
+}
+"""Steps of uploads to object storage."""
+
+TAKING_OVER: dict[str, Step] = {
+    "number taken": _after(f"{OWNERSHIP}:claim", 1, FEED_AGENT),
+    "state of the earlier owner sealed": _after(f"{OWNERSHIP}:seal", 1, FEED_AGENT),
+    "earlier owner ended, before its database": _after(f"{OWNERSHIP}:take_over", 1, FEED_AGENT),
+    "database there, before the logs": _after(
+        f"{TIER}:StorageTier._restore_database", 1, FEED_AGENT
+    ),
+    "before the parts are sealed": _before(f"{TIER}:read_stored_log", 1, FEED_AGENT),
+    "parts sealed, before files": _after(f"{TIER}:read_stored_log", 1, FEED_AGENT),
+    "first file there": _after("pe_agent.log.objects.restore:_write", 1, FEED_AGENT),
+    "files there, before the log is open": _after(f"{TIER}:restore_files", 1, FEED_AGENT),
+    "logs open, before the owner is recorded": _before(f"{TIER}:StorageTier.start", 1, FEED_AGENT),
+    "owner recorded, before its snapshot": _link("format", 1, end=False),
+    "snapshot of the new owner, before those of earlier ones go": _before(
+        f"{OWNERSHIP}:delete_earlier", 1, FEED_AGENT
+    ),
+    "snapshots of earlier owners deleted": _after(f"{OWNERSHIP}:delete_earlier", 1, FEED_AGENT),
+}
+"""Steps of an agent that starts with what the bucket has."""
+
+STEPS = {**EXPORTING, **FAILING, **IMPORTING, **DROPPING, **OUTSIDE, **STORING, **TAKING_OVER}
 
 
 # ---- inside the process that is held ---------------------------------------------------
@@ -208,15 +266,17 @@ class _Finder(importlib.abc.MetaPathFinder):
             load(module)
             for name, call, step in self._wanted[fullname]:
                 _wrap(module, name, call, step)
+            if fullname == STATE.partition(":")[0]:
+                _take_segment_size(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-def find(module: ModuleType, path: str) -> tuple[type, str, Any]:
-    """Return the class of a step's call, the call's name and what has that name."""
-    class_name, _, function = path.partition(".")
-    owner: type = getattr(module, class_name)
+def find(module: ModuleType, path: str) -> tuple[Any, str, Any]:
+    """Return the class or module of a step's call, the call's name and what has that name."""
+    class_name, _, function = path.rpartition(".")
+    owner = getattr(module, class_name) if class_name else module
     return owner, function, inspect.getattr_static(owner, function)
 
 
@@ -234,6 +294,19 @@ def _wrap(module: ModuleType, name: str, path: str, step: Step) -> None:
         return result
 
     setattr(owner, function, staticmethod(wrapped) if isinstance(found, staticmethod) else wrapped)
+
+
+def _take_segment_size(module: ModuleType) -> None:
+    """Have segments of exports the size that a test gives."""
+    init = module.ExportState.__init__
+
+    @functools.wraps(init)
+    def wrapped(*args: Any, **more: Any) -> None:
+        if size := os.environ.get(SEGMENTS):
+            more.setdefault("segment_bytes", int(size))
+        init(*args, **more)
+
+    module.ExportState.__init__ = wrapped
 
 
 def _pass(name: str) -> None:

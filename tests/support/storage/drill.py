@@ -19,6 +19,7 @@ from pathlib import Path
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 from support.agents.agents import Pair, Publishing, Reading, pair, rows
+from support.agents.connected import Connected
 from support.processes.waiting import until
 from support.storage.servers import MISSING, is_built, s3_server
 
@@ -36,7 +37,7 @@ class Load:
         published: number of batches, all in order.
     """
 
-    agents: Pair
+    agents: Pair | Connected
     published: int = 0
     error: BaseException | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -51,6 +52,11 @@ class Load:
         if self.error is not None:
             raise self.error
 
+    def await_more(self, batches: int) -> None:
+        """Wait until so many more batches are published."""
+        wanted = self.published + batches
+        until(lambda: self.error or self.published >= wanted, PATIENCE, f"{batches} more batches")
+
     def _run(self) -> None:
         try:
             run = 0
@@ -59,6 +65,9 @@ class Load:
                 run += 1
                 with contextlib.suppress(AgentUnreachableError, OSError):
                     while not self._stop.is_set():
+                        if "admitted" not in publisher.admit(self.published):
+                            self._stop.wait(0.05)  # until the reader has made room
+                            continue
                         first = self.published * ROWS
                         publisher.publish(self.published, rows(first, ROWS))
                         self.published += 1

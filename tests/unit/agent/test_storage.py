@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pe_agent.agent.exports.export_state import StorageMissingError
+from pe_agent.agent.storage import ownership
 from pe_agent.agent.storage.tier import StorageForeignError
 from pe_agent.log.errors import Superseded
 from pe_agent.log.frames import Kind
@@ -293,6 +294,19 @@ def test_a_store_without_conditional_puts_is_refused(bucket: Bucket, tmp_path: P
         own.open()
 
 
+class OldListing(Bucket):
+    """A bucket whose lists are those from before the last starts."""
+
+    def list(self, folder: str) -> dict[str, int]:
+        return {}
+
+
+def test_an_agent_takes_a_new_number_though_the_listing_is_old(bucket: Bucket) -> None:
+    assert [ownership.claim(bucket) for _ in range(2)] == [1, 2]
+    old = OldListing(bucket.url, bucket._store, bucket._prefix)
+    assert ownership.claim(old) == 3
+
+
 @pytest.mark.parametrize("url", ["s3://", "/data", "ftp://bucket/x", "", "s3:bucket"])
 def test_a_url_without_a_bucket_is_refused(url: str) -> None:
     with pytest.raises(BucketUrlError, match="names no bucket: write s3://bucket/prefix or"):
@@ -409,14 +423,16 @@ def test_an_export_that_demands_storage_needs_some(tmp_path: Path) -> None:
     own.close()
 
 
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("position", [1, 2])
 def test_what_a_local_export_has_lost_is_an_error_for_readers(
-    machine: Machine, position: int
+    machine: Machine, position: int, known: bool
 ) -> None:
     first = machine.start("1")
     first.route("wait")
     first.publish(0, rows(0, 10))
-    first.plan()
+    if known:  # to the bucket, by the last snapshot
+        first.plan()
     machine.uploaded(first)
     for uploader in first.storage.uploaders():  # type: ignore[union-attr]
         uploader.close()

@@ -82,8 +82,8 @@ def test_a_manifest_survives_its_bytes() -> None:
 
 def test_a_manifest_of_a_newer_release_is_refused_by_name() -> None:
     stage = Stage(id="a", stream="s", query="q", run="r", batch=3)
-    body = {**json.loads(manifest(4, stage).encode()), "v": 4}
-    with pytest.raises(ManifestVersionError, match="epoch 4 has manifest version 4"):
+    body = {**json.loads(manifest(4, stage).encode()), "v": 5}
+    with pytest.raises(ManifestVersionError, match="epoch 4 has manifest version 5"):
         Manifest.decode(json.dumps(body).encode())
 
 

@@ -5,6 +5,11 @@ from pathlib import Path
 
 from streambroker_core.errors import StreambrokerError
 
+_RESTORE_FILE = (
+    "restore this file from a copy, or move the log's directory away so that the export opens a"
+    " successor stream"
+)
+
 
 class LogError(StreambrokerError):
     """Base class of the errors of a stream's log."""
@@ -51,14 +56,13 @@ class LogCorrupt(LogError):
 
     code = "LogCorrupt"
 
-    def __init__(self, path: Path, *, offset: int, reason: str) -> None:
+    def __init__(
+        self, path: Path, *, offset: int, reason: str, remedy: str = _RESTORE_FILE
+    ) -> None:
         self.path = path
         self.offset = offset
         self.reason = reason
-        super().__init__(
-            f"{path}: damaged at offset {offset} ({reason}): restore this file from a copy, or"
-            " move the log's directory away so that the export opens a successor stream"
-        )
+        super().__init__(f"{path}: damaged at offset {offset} ({reason}): {remedy}")
 
 
 class LogVersionUnknown(LogError):

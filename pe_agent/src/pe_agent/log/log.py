@@ -74,7 +74,7 @@ class StreamLog:
     Attributes:
         directory: directory of the segments.
         recovered: report of the recovery at open.
-        damaged: error text by segment number, for damage found by :meth:`verify`.
+        damaged: error text by segment number, for damage found by :meth:`verify` or `read`.
         uploader: brings frames to object storage, None without one.
     """
 
@@ -263,7 +263,11 @@ class StreamLog:
             LogFailed, LogClosed: see `append`.
         """
         self._state.check_readable(address)
-        return self._reader.read(address)
+        try:
+            return self._reader.read(address)
+        except LogCorrupt as error:
+            _record_damage(self, address.segment, error)
+            raise
 
     def recovered_frames(self, kinds: Collection[int]) -> Iterator[tuple[Address, Kind, bytes]]:
         """Yield the recovered frames of some kinds, in order, without disk access.
@@ -298,9 +302,7 @@ class StreamLog:
         try:
             yield from self._reader.verify(number, end)
         except LogCorrupt as error:
-            with state.changed:
-                if number in state.segments:
-                    self.damaged[number] = str(error)
+            _record_damage(self, number, error)
 
     def synced_segments(self, since: int) -> list[SyncedSegment]:
         """Return the segments from number ``since`` on, oldest first, as far as they are safe."""
@@ -372,3 +374,9 @@ def _create_first(directory: Path) -> Segment:
             path = segments.segment_path(directory, 1)
             raise segments.log_full_error(path, segments.HEADER_BYTES, error) from error
         raise LogFailed(directory, reason=str(error)) from error
+
+
+def _record_damage(log: StreamLog, number: int, error: LogCorrupt) -> None:
+    with log._state.changed:
+        if number in log._state.segments:
+            log.damaged[number] = str(error)

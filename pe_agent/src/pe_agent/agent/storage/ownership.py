@@ -47,9 +47,11 @@ def claim(bucket: Bucket) -> int:
         BucketError: the store is unavailable.
     """
     content = json.dumps({"nonce": secrets.token_hex(16)}).encode()
+    number = 0
     while True:
         numbers = [int(name) for name in bucket.list("owners") if name.isdigit()]
-        number = max(numbers, default=0) + 1
+        # A listing may be old: it may lack a number that was found to be taken.
+        number = max(number, *numbers, 0) + 1
         key = f"owners/{number:010d}"
         if bucket.put_new(key, content):
             _check_conditional_put(bucket, key)

@@ -25,6 +25,8 @@ ATTEMPTS = 8
 MAX_PAUSE = 2.0
 _ELAPSED = re.compile(r" in [\d.]+[mnµ]?s\b")
 _TIMEOUT = timedelta(seconds=30)
+_LARGE = 128 << 20
+"""Bytes of an object from which on it is put in several requests."""
 _DELETES = 1_000
 """Objects deleted by one call."""
 
@@ -112,7 +114,11 @@ class Bucket:
         Raises:
             BucketError: the store is unavailable; the object may have been written.
         """
-        self._call("PutObject", key, lambda o, at: o.put(self._store, at, data))
+        # Several parts are as many requests, and stay in the bucket if the agent is killed.
+        in_parts = len(data) > _LARGE
+        self._call(
+            "PutObject", key, lambda o, at: o.put(self._store, at, data, use_multipart=in_parts)
+        )
 
     def get(self, key: str) -> bytes | None:
         """Return an object's content, None if it does not exist.

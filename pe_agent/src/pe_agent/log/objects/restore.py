@@ -30,6 +30,11 @@ from pe_agent.log.objects.pieces import (
 FETCHES = 16
 """Objects fetched at a time."""
 
+_START_AGAIN = (
+    "something else has deleted it; start the agent again, which reports its epochs as lost, so"
+    " that readers that accept losses go on"
+)
+
 log = logging.getLogger("pe_agent")
 
 
@@ -108,6 +113,7 @@ def restore_files(bucket: Bucket, stored: StoredLog, directory: Path) -> None:
         OSError: the disk is full or fails.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    _remove_stand_ins(directory, stored)
     local = [int(path.stem) for path in segments.list_paths(directory)]
     # What is only in part in the bucket, and older than what the disk has, was removed here.
     due = {
@@ -132,6 +138,14 @@ def restore_files(bucket: Bucket, stored: StoredLog, directory: Path) -> None:
     sync_directory(directory)
 
 
+def _remove_stand_ins(directory: Path, stored: StoredLog) -> None:
+    """Remove what stands for segments whose objects something else has deleted."""
+    for path in segments.list_remote_ends(directory):
+        if int(path.stem) not in stored.pieces and not path.exists():
+            segments.remote_path(path).unlink()
+            index.index_path(path).unlink(missing_ok=True)
+
+
 def fetcher(bucket: Bucket, stored: StoredLog, directory: Path) -> Callable[[int], None]:
     """Return a function that brings a segment of which only the index is there."""
 
@@ -142,7 +156,7 @@ def fetcher(bucket: Bucket, stored: StoredLog, directory: Path) -> Callable[[int
         data = _read(bucket, stored, number)
         if data is None:
             missing = f"{stored.pieces[number][0].key} is missing in {bucket.url}"
-            raise LogCorrupt(path, offset=0, reason=missing)
+            raise LogCorrupt(path, offset=0, reason=missing, remedy=_START_AGAIN)
         _write(path, data)
 
     return fetch
