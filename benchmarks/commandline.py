@@ -23,6 +23,7 @@ NAMES = (
     "spark_to_agent",
     "agent_to_spark",
     "spark_to_spark",
+    "spark_to_spark_stored",
     "spark_to_kafka_to_spark",
     "fan_out",
     "many_readers",

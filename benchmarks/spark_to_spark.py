@@ -97,7 +97,7 @@ class Bench:
         wrote = self.feed.run(**self.writing("agent", round_), batches=total)
         read = self.taker.answer()
         after = [cpu.used(app.process.pid) for app in (self.feed, self.taker)]
-        seconds = self._seconds(wrote, read)
+        seconds = seconds_per_million(wrote, read, self.count, self.settings.rows)
         if round_:
             rate = 1e6 / seconds
             self.figures.add("end to end: rows", rate / 1e6, "M rows/s")
@@ -119,16 +119,23 @@ class Bench:
             for kind, seconds in cpu.between(old, new).items():
                 self.figures.add(f"processor: {who}'s {kind}", seconds / millions, "s/M rows")
 
-    def _seconds(self, wrote: list[dict[str, Any]], read: list[dict[str, Any]]) -> float:
-        count = self.count * self.settings.rows
-        first = [b for b in wrote if b["rows"]][queries.FILL]
-        total = -queries.FILL * self.settings.rows
-        for batch in read:
-            total += batch["rows"]
-            if total >= count:
-                ended = batch["began"] + batch["ms"]["triggerExecution"] / 1e3
-                return float(ended - first["began"]) * 1e6 / count
-        raise RuntimeError(f"only {total} rows came after the warm-up")
+
+def seconds_per_million(
+    wrote: list[dict[str, Any]], read: list[dict[str, Any]], batches: int, size: int
+) -> float:
+    """Return seconds per 1 M rows of so many batches of ``size`` rows, after those that fill.
+
+    They begin with the exporter's first batch and end with the importer's last.
+    """
+    count = batches * size
+    first = [b for b in wrote if b["rows"]][queries.FILL]
+    total = -queries.FILL * size
+    for batch in read:
+        total += batch["rows"]
+        if total >= count:
+            ended = batch["began"] + batch["ms"]["triggerExecution"] / 1e3
+            return float(ended - first["began"]) * 1e6 / count
+    raise RuntimeError(f"only {total} rows came after the warm-up")
 
 
 def run(settings: Settings) -> Figures:
