@@ -31,7 +31,7 @@ SIZE = 2_000
 )
 def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mapping[str, str]]:
     if request.param == "file":
-        yield {"STREAMBROKER_STORAGE": f"file://{tmp_path}/shared"}
+        yield {"STREAMBROKER_STORAGE": f"file://{tmp_path}/a shared directory"}
         return
     with s3_server(tmp_path / "s3") as environment:
         yield environment

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from streambroker_core.errors import StreambrokerError
 
@@ -34,7 +35,7 @@ def put_object(url: str, data: bytes) -> None:
     parts = urlsplit(url)
     try:
         if parts.scheme == "file":
-            _write_file(Path(parts.path), data)
+            _write_file(Path(url2pathname(parts.path)), data)
             return
         headers = {"Content-Type": "application/octet-stream", "x-ms-blob-type": "BlockBlob"}
         request = urllib.request.Request(url, data=data, method="PUT", headers=headers)  # noqa: S310
@@ -54,7 +55,7 @@ def open_range(url: str, offset: int, length: int) -> Iterator[BinaryIO]:
     parts = urlsplit(url)
     try:
         if parts.scheme == "file":
-            with Path(parts.path).open("rb") as file:
+            with Path(url2pathname(parts.path)).open("rb") as file:
                 file.seek(offset)
                 yield file
             return

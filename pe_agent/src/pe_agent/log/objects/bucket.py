@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pe_agent.log.errors import LogError
@@ -159,7 +160,7 @@ class Bucket:
             BucketError: the credentials cannot sign.
         """
         if self._root is not None:
-            return f"file://{self._root}/{self._prefix}{key}"
+            return Path(self._root, f"{self._prefix}{key}").absolute().as_uri()
 
         def make(o: Any, at: str) -> str:
             return str(o.sign(self._store, method, at, timedelta(seconds=seconds)))

@@ -63,7 +63,13 @@ class DirectObjects:
         self.find_obsolete: Callable[[Collection[str]], Collection[str]] = lambda _: ()
 
     def new_key(self, run: str, batch: int) -> str:
-        """Return the key of a new object of a run's batch."""
+        """Return the key of a new object of a run's batch.
+
+        Raises:
+            ValueError: the run is no id.
+        """
+        if not run.replace("-", "").isalnum():
+            raise ValueError(f"{run!r} is no id of a run")
         return f"{FOLDER}/{run}/{batch}/{secrets.token_hex(12)}"
 
     def put_url(self, key: str) -> str:
