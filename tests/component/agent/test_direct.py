@@ -48,6 +48,7 @@ def agents(
 ) -> Iterator[Pair]:
     monkeypatch.setattr("pe_agent.datasource.sink.MIN_BYTES", 10_000)
     monkeypatch.setattr(object_writer, "OBJECT_BYTES", 15_000)
+    monkeypatch.setattr(object_reader, "_avoid_until", 0.0)
     for name, value in bucket.items():
         monkeypatch.setenv(name, value)
     yield from pair(tmp_path, environment=bucket, durability="stored", max_bytes=max_bytes)
@@ -86,6 +87,15 @@ def test_large_tasks_write_objects_and_readers_read_them_without_the_agent(
     assert reader["sentRows"] == 40
 
 
+def test_a_long_ticket_is_cut_to_what_the_agent_needs(agents: Pair) -> None:
+    reads = Tasks(agents, "trades")
+    start = reads.reading.open()
+    Writing(agents, "trades").publish(0, partitions=1, count=10, size=SIZE)
+    (ticket,) = reads.tickets(start, reads.reading.end(start))
+    assert ticket["direct"]
+    assert reads.read({**ticket, "before": [0] * 100_000}) == list(range(20))
+
+
 def test_small_tasks_send_their_rows_to_the_agent(agents: Pair) -> None:
     reads = Tasks(agents, "trades")
     start = reads.reading.open()
@@ -115,6 +125,7 @@ def test_a_bucket_that_tasks_cannot_reach_is_read_by_the_agent(
 
     monkeypatch.setattr(object_reader, "open_range", refuse)
     monkeypatch.setattr(object_reader, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(object_reader, "AVOID_SECONDS", 0.0)
     assert reads.all(start, reads.reading.end(start)) == list(range(20))
 
 

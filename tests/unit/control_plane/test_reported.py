@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
-from streambroker_core.model import PeKey
+from streambroker_core.model import Export, PeKey, PortKey
+from streambroker_core.wire.manifests.ports import read_spec
+from streambroker_core.wire.reports.storage_status import StorageStatus
+from streambroker_operator.agents.ended_exports import LocalExportReports
 from streambroker_operator.rest.agents.reports import (
     FULL_PERCENT,
     STALE_S,
@@ -60,3 +64,19 @@ def test_the_last_report_of_an_agent_counts_until_it_is_stale() -> None:
     reports.store(PeKey.parse("default/other/0"), read_report(export(reader("in")), 100.0))
     assert reports.count_states(130.0 + STALE_S)["reads"] == 1
     assert reports.count_states(130.5 + STALE_S)["reads"] == 0
+
+
+def test_a_superseded_agent_is_shown_while_it_reports_in_turns_with_its_successor() -> None:
+    trades = read_spec("Export", {"properties": {"kind": "a"}}, key=PortKey(*FEED, "trades"))
+    assert isinstance(trades, Export)
+    reports = LocalExportReports(cast(Any, SimpleNamespace(holder=lambda *_: trades)))
+
+    def report(superseded: bool) -> tuple[int, str]:
+        changed = reports.apply_report(FEED, {}, {"trades": StorageStatus(superseded=superseded)})
+        stored = reports.facts(trades).stored
+        assert stored is not None
+        return len(changed), stored.reason
+
+    assert report(True) == (1, "Superseded")
+    assert [report(one) for one in (False, True, False)] == [(0, "Superseded")] * 3
+    assert report(False) == (1, "UpToDate"), "the second report in a row: the other has ended"

@@ -62,6 +62,8 @@ class LocalExportReports:
         self._ended: dict[PeKey, frozenset[str]] = {}
         self._reported: dict[PeKey, tuple[Mapping[str, str], StorageStatusMap]] = {}
         """Damage and uploads by port."""
+        self._superseded = set[PeKey]()
+        """PEs whose last report was of an agent that another one has replaced."""
 
     def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[PortKey]:
         """Apply an agent's report of ends; return the exports that changed."""
@@ -76,7 +78,16 @@ class LocalExportReports:
     def apply_report(
         self, pe: PeKey, damaged: Mapping[str, str], storage: StorageStatusMap
     ) -> Sequence[PortKey]:
-        """Apply an agent's report of damage and uploads; return the exports that changed."""
+        """Apply an agent's report of damage and uploads; return the exports that changed.
+
+        While a superseded agent and its successor report in turns, the superseded one is shown.
+        """
+        was_superseded = pe in self._superseded
+        self._superseded.discard(pe)
+        if any(one.superseded for one in storage.values()):
+            self._superseded.add(pe)
+        elif was_superseded:
+            return []
         reports = (*self._reported.get(pe, ()), damaged, storage)
         ports = sorted({port for report in reports for port in report})
         held = [self._board.holder("Export", PortKey(*pe, port)) for port in ports]
@@ -104,3 +115,4 @@ class LocalExportReports:
         """Drop the reports of a withdrawn PE."""
         self._ended.pop(pe, None)
         self._reported.pop(pe, None)
+        self._superseded.discard(pe)

@@ -227,7 +227,7 @@ class AgentServer:
             listener_status=listener.status,
             storage=storage,
             # That of an agent whose disk was lost: queries go on with it.
-            token=os.environ.get(client.TOKEN_VARIABLE, ""),
+            token=os.environ.pop(client.FORMER_TOKEN_VARIABLE, ""),
         )
         gc.freeze()
         gc.enable()

@@ -44,7 +44,7 @@ COMMIT_SECONDS = 10.0
 ABORT_SECONDS = 2.0
 """Maximum time of an abort; the next publish discards the stages that it does not reach."""
 
-RETRYABLE_CODES = ("AgentUnreachable", "NotAdmitted")
+RETRYABLE_CODES = ("AgentUnreachable", "NotAdmitted", "StorageUnavailable")
 """Errors of a stage after which a task may try again."""
 
 RESERVED = ("_control", "_seq", "_pid", "_now", "_source")

@@ -27,6 +27,9 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import pe_of
 from streambroker_core.wire.agent_rpc.reader import ReaderWhere
 
+RETRYABLE_CODES = ("AgentUnreachable", "StorageUnavailable")
+"""Errors of a read after which it is tried again for ``reconnect`` seconds."""
+
 
 class Slice(InputPartition):
     """Blocks of planned epochs for one task: the ticket, and the TLS trust for its agent."""
@@ -103,7 +106,7 @@ class SliceReader:
                     yield batch, meta
                 return
             except StreambrokerError as error:
-                if error.code != "AgentUnreachable":
+                if error.code not in RETRYABLE_CODES:
                     raise
                 until = until or time.monotonic() + self._options.reconnect
                 if time.monotonic() > until:

@@ -38,6 +38,8 @@ OPTIONS: list[tuple[str, int]] = [
 
 AUTHORIZATION = "authorization"
 TOKEN_VARIABLE = "STREAMBROKER_AGENT_TOKEN"  # noqa: S105 - a name
+FORMER_TOKEN_VARIABLE = "STREAMBROKER_FORMER_AGENT_TOKEN"  # noqa: S105 - a name
+"""For an agent that is started again: the token that its queries have."""
 
 STALL_SECONDS = 60.0
 

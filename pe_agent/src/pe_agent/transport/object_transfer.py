@@ -16,8 +16,8 @@ from urllib.request import url2pathname
 
 from streambroker_core.errors import StreambrokerError
 
-TIMEOUT_SECONDS = 60.0
-"""Longest time without progress."""
+PUT_SECONDS, GET_SECONDS = 60.0, 10.0
+"""Longest times without progress."""
 
 
 class ObjectTransferError(StreambrokerError):
@@ -39,9 +39,9 @@ def put_object(url: str, data: bytes) -> None:
             return
         headers = {"Content-Type": "application/octet-stream", "x-ms-blob-type": "BlockBlob"}
         request = urllib.request.Request(url, data=data, method="PUT", headers=headers)  # noqa: S310
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):  # noqa: S310
+        with urllib.request.urlopen(request, timeout=PUT_SECONDS):  # noqa: S310
             pass
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise _transfer_error("PUT", url, error) from None
 
 
@@ -55,21 +55,25 @@ def open_range(url: str, offset: int, length: int) -> Iterator[BinaryIO]:
     parts = urlsplit(url)
     try:
         if parts.scheme == "file":
-            with Path(url2pathname(parts.path)).open("rb") as file:
+            path = Path(url2pathname(parts.path))
+            if not path.is_file():
+                raise FileNotFoundError(f"{path} is no file")
+            with path.open("rb") as file:
                 file.seek(offset)
                 yield file
             return
+        if parts.scheme not in ("http", "https"):
+            raise ValueError("the URL has another scheme than http, https and file")
         headers = {"Range": f"bytes={offset}-{offset + length - 1}"}
         request = urllib.request.Request(url, headers=headers)  # noqa: S310
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=GET_SECONDS) as response:  # noqa: S310
             yield cast(BinaryIO, response)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise _transfer_error("GET", url, error) from None
 
 
 def _write_file(path: Path, data: bytes) -> None:
     """Write a file durably, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with fresh.open("wb") as file:
         file.write(data)

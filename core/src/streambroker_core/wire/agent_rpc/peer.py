@@ -165,7 +165,8 @@ class RegisteredPlan:
         gone: missing epochs and rows, by stream.
         order: streams in order.
         control: epochs with control tuples, by stream.
-        direct: streams with blocks in objects, which tasks may read themselves, see `PeerObjects`.
+        direct: epochs by stream that are in objects, which tasks may read themselves, see
+            `PeerObjects`.
     """
 
     grant: str | None = optional()
@@ -174,7 +175,7 @@ class RegisteredPlan:
     gone: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     order: Sequence[str] = ()
     control: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    direct: Sequence[str] = optional(())
+    direct: Mapping[str, Sequence[int]] = optional({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,13 +144,15 @@ class ExportState:
         The retained epochs are stored first, as before segments are removed.
         """
         with self.lock:
+            if stream.id not in self.streams:
+                return []
             self._record_retained(stream.id)
-            needed = set[str]().union(*(m.object_keys() for m in stream.manifests.values()))
-            return [
-                key
-                for key in keys
-                if key not in needed and self.publisher.is_stale(*attempt_of(key))
-            ]
+            needed, found = stream.object_keys(), list[str]()
+            for key in keys:
+                attempt = attempt_of(key)
+                if attempt and key not in needed and self.publisher.is_stale(*attempt):
+                    found.append(key)
+            return found
 
     def _remove_log(self, id_: str) -> None:
         """Delete the log of a stream without epochs; its totals are kept."""

@@ -109,6 +109,7 @@ class ExportPublisher:
         self._backpressure = backpressure
         self._control = control
         self._admitted: tuple[str, int] | None = None
+        self._run_in_bucket: str | None = None
         self._readmitted: frozenset[tuple[str, int]] = frozenset()
 
     def admit(
@@ -214,6 +215,12 @@ class ExportPublisher:
         objects = None if begun is None else begun.objects
         if begun is None or objects is None:
             raise NotAdmittedError(f"batch {batch} of {self._key} takes no objects now.")
+        if self._run_in_bucket != run:
+            # A successor that does not know the run would delete its objects.
+            with self._state.lock:
+                self._state.save_publisher(durable=True)
+            self._state.save_stored()
+            self._run_in_bucket = run
         if key is None:
             key = objects.new_key(run, batch)
         elif attempt_of(key) != (run, batch):
@@ -301,7 +308,43 @@ class ExportPublisher:
             schema=schema,
         )
         with self._state.publishing:
+            self._check_objects(request)
             return self._publish(request)
+
+    def _check_objects(self, request: _Commit) -> None:
+        """Look for the objects of a batch that is to be published.
+
+        Raises:
+            StageMissingError: one is missing or has another size: no task has written it there.
+            StageTooLargeError: the objects exceed the byte limit of a batch.
+            BucketError: the object storage is unavailable.
+        """
+        expected = {
+            key: sum(size for size, _, _ in blocks)
+            for stage in request.stages
+            for key, blocks in stage.get("objects", {}).items()
+        }
+        with self._state.lock:
+            stream = self._state.newest
+            objects = None if stream is None else stream.objects
+            if not expected or self._publisher.is_published(request.batch) or objects is None:
+                return
+        if sum(expected.values()) > self._batch_limit():
+            raise StageTooLargeError(
+                request.batch,
+                self._key,
+                staged=0,
+                requested=sum(expected.values()),
+                limit=self._batch_limit(),
+            )
+        found = objects.sizes(request.run, request.batch)
+        missing = [key for key, size in expected.items() if found.get(key) != size]
+        if missing:
+            raise StageMissingError(
+                f"{missing[0]} of batch {request.batch} of {self._key} is not in the bucket as its"
+                " task has written it. Nothing was published. With file:///… mount the directory"
+                " at the same place on all executors."
+            )
 
     def _publish(self, request: _Commit) -> dict[str, Any]:
         epoch: int | None = None
@@ -370,7 +413,7 @@ class ExportPublisher:
         named = [s for s in request.stages if s["rows"]]
         stream = self._stream_for_commit(request, staged=bool(named))
         stages = [
-            read_objects(stream, s, request)
+            self._read_objects(stream, s, request)
             if "objects" in s
             else verify_stage(stream, s, f"export {self._key}")
             for s in named
@@ -391,6 +434,35 @@ class ExportPublisher:
             control=_manifest_control(ledger_stream.next, request.control),
         )
         return manifest, stream
+
+    def _read_objects(
+        self, stream: ExportStream, summary: Mapping[str, Any], request: _Commit
+    ) -> Stage:
+        """Return the stage of a task's summary whose rows are in objects.
+
+        Raises:
+            StageMissingError: the objects are of another batch or stream, or the batch was aborted.
+        """
+        run, batch = request.run, request.batch
+        stage = Stage(summary["stage"], stream.id, request.query, run, batch)
+        for key, sizes in summary["objects"].items():
+            offset = 0
+            for size, rows, crc in sizes:
+                stage.blocks.append(ObjectBlock(key, offset, size, rows, crc))
+                offset += size
+            stage.bytes += offset
+        is_of_batch = all(attempt_of(key) == (run, batch) for key in summary["objects"])
+        if (
+            not is_of_batch
+            or summary["stream"] != stream.id
+            or self._publisher.is_stale(run, batch)
+            or sum(block.rows for block in stage.blocks) != summary["rows"]
+        ):
+            raise StageMissingError(
+                f"the objects of stage {summary['stage']} are not of batch {batch} of stream"
+                f" {stream.id}, or the batch was aborted; nothing was published."
+            )
+        return stage
 
     def _stream_for_commit(self, request: _Commit, *, staged: bool) -> ExportStream:
         """Return the stream in which a batch is published; a batch without rows may open it."""
@@ -438,27 +510,6 @@ class ExportPublisher:
         with self._state.lock:
             self._publisher.end_lease(query, self._state.clock())
             self._state.save_publisher(lease_released=query == self._publisher.query)
-
-
-def read_objects(stream: ExportStream, summary: Mapping[str, Any], request: _Commit) -> Stage:
-    """Return the stage of a task's summary whose rows are in objects.
-
-    Raises:
-        StageMissingError: the objects are of another batch or stream.
-    """
-    stage = Stage(summary["stage"], stream.id, request.query, request.run, request.batch)
-    for key, sizes in summary["objects"].items():
-        if summary["stream"] != stream.id or attempt_of(key) != (request.run, request.batch):
-            raise StageMissingError(
-                f"{key} is no object of batch {request.batch} of stream {stream.id}; nothing was"
-                " published."
-            )
-        offset = 0
-        for size, rows, crc in sizes:
-            stage.blocks.append(ObjectBlock(key, offset, size, rows, crc))
-            offset += size
-        stage.bytes += offset
-    return stage
 
 
 def verify_stage(stream: ExportStream | None, summary: Mapping[str, Any], location: str) -> Stage:

@@ -32,14 +32,14 @@ class RegisteredPlan:
             None if unknown. Only for lossy readers.
         order: the streams, in publishing order.
         control: epochs with control tuples, by stream.
-        direct: streams of which tasks may read blocks from the bucket: the reader has no filter.
+        direct: epochs by stream that tasks may read from the bucket: the reader has no filter.
     """
 
     blocks: dict[str, dict[int, list[tuple[int, int]]]]
     missing: dict[str, list[MissingRange]]
     order: tuple[str, ...] = ()
     control: dict[str, list[int]] = field(default_factory=dict)
-    direct: tuple[str, ...] = ()
+    direct: dict[str, list[int]] = field(default_factory=dict)
 
 
 class ReaderPlans:
@@ -149,7 +149,8 @@ class ReaderPlans:
             blocks = {s: self._list_blocks(s, *ranges[s], missing.get(s, ())) for s in ranges}
             order = tuple(s for s in self._ledger.streams if s in ranges)
             control = {s: self._epochs_with_control(s, blocks[s]) for s in ranges}
-            direct = tuple(s for s in order if filter_ is None and self._has_objects(s, blocks[s]))
+            in_objects = {s: self._epochs_in_objects(s, blocks[s]) for s in ranges}
+            direct = {s: of for s, of in in_objects.items() if of and filter_ is None}
         for name, skipped in missing.items():
             log.warning(
                 "reader %s continues without epochs %s of %s", request.reader, skipped, name
@@ -164,11 +165,12 @@ class ReaderPlans:
             n for n in epochs if export_stream is not None and export_stream.manifests[n].control
         ]
 
-    def _has_objects(self, stream: str, epochs: Iterable[int]) -> bool:
+    def _epochs_in_objects(self, stream: str, epochs: Iterable[int]) -> list[int]:
         export_stream = self._state.streams.get(stream)
-        return export_stream is not None and any(
-            export_stream.manifests[n].object_keys() for n in epochs
-        )
+        if export_stream is None:
+            return []
+        manifests = export_stream.manifests
+        return [n for n in epochs if manifests[n].blocks and not manifests[n].log_blocks]
 
     def _skipped_epochs(
         self,

@@ -199,6 +199,7 @@ class SlicePlanner:
         slices = []
         for stream in response.order or response.blocks:
             epochs = response.blocks[stream]
+            direct = set(response.direct.get(stream, ()))
             numbers = (
                 _RowNumbers.from_epochs(next(batch.stream_numbers), epochs)
                 if batch.control
@@ -210,7 +211,7 @@ class SlicePlanner:
                     "stream": stream,
                     "pieces": [[p.epoch, p.first, p.last] for p in pieces],
                     **(numbers.for_slice(pieces) if numbers else {}),
-                    **({"direct": True} if stream in response.direct else {}),
+                    **({"direct": True} if direct.issuperset(p.epoch for p in pieces) else {}),
                 }
                 for pieces in cut_slices(
                     {int(n): [size for _, size in of] for n, of in epochs.items()}

@@ -16,6 +16,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,9 @@ class StorageTier:
         if not self.is_shared:
             return None
         return DirectObjects(
-            self._bucket.folder(f"streams/{id_}"), request=self._request, save=self.save
+            self._bucket.folder(f"streams/{id_}"),
+            request=self._request,
+            save=partial(self.save, force=True),
         )
 
     @property
@@ -215,8 +218,10 @@ class StorageTier:
 
     # -- while it runs -----------------------------------------------------------------------
 
-    def save(self) -> None:
-        """Write a snapshot, unless the last one has all changes.
+    def save(self, *, force: bool = False) -> None:
+        """Write a snapshot, unless the last one has all changes; with ``force`` in any case.
+
+        A snapshot that is written shows that no other agent has taken over before.
 
         Raises:
             Superseded: another agent has taken over.
@@ -229,7 +234,7 @@ class StorageTier:
             # The database last: it must know the epochs that removed segments had as removed.
             streams = {id_: one.record() for id_, one in list(self._uploaders.items())}
             state = store.changes, streams
-            if state == self._saved:
+            if state == self._saved and not force:
                 return
             number = self._snapshots.append(*ownership.encode(store.snapshot(), streams))
             if self._saved is None:

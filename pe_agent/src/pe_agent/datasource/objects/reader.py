@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from pe_agent.transport.agent_client import AgentClient, send
-from pe_agent.transport.flight_errors import AgentUnreachableError
+from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from pe_agent.transport.object_transfer import ObjectTransferError, open_range
 from streambroker_core.wire.agent_rpc.peer import ObjectRange, PeerObjects
 
@@ -21,6 +21,10 @@ log = logging.getLogger("pe_agent")
 ATTEMPTS = 3
 """Failures in a row after which the exporter's agent reads the bucket instead."""
 RETRY_SECONDS = 0.2
+AVOID_SECONDS = 300.0
+"""How long a process does not try again, after it could read nothing."""
+TICKET_FIELDS = ("export", "stream", "reader", "grant", "filter", "columns", "pieces", "query")
+_avoid_until = 0.0
 ReadBlock: TypeAlias = "tuple[pa.RecordBatch, dict[str, Any]]"
 
 
@@ -33,10 +37,12 @@ def read_objects(client: AgentClient, ticket: dict[str, Any]) -> Generator[ReadB
     Raises:
         AgentRefusedError: the agent refuses the ticket.
     """
+    global _avoid_until
     done = failures = 0
-    while failures < ATTEMPTS:
+    named = {name: ticket[name] for name in TICKET_FIELDS if name in ticket}
+    while failures < ATTEMPTS and time.monotonic() >= _avoid_until:
         try:
-            found = send(client, PeerObjects(ticket=ticket, skip=done))
+            found = send(client, PeerObjects(ticket=named, skip=done))
             if found.ranges is None or found.arrow is None:
                 return done
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(found.arrow)))
@@ -44,8 +50,14 @@ def read_objects(client: AgentClient, ticket: dict[str, Any]) -> Generator[ReadB
                 for batch in _read_range(one, schema):
                     done, failures = done + 1, 0
                     yield _project(batch, ticket["columns"]), {"epoch": one.epoch}
+        except AgentRefusedError as error:
+            if error.code not in ("BodyInvalid", "StorageUnavailable"):
+                raise
+            return done
         except (AgentUnreachableError, ObjectTransferError) as error:
             failures += 1
+            if failures == ATTEMPTS and not done:
+                _avoid_until = time.monotonic() + AVOID_SECONDS
             log.warning("attempt %s of %s to read from the bucket: %s", failures, ATTEMPTS, error)
             time.sleep(RETRY_SECONDS)
         else:

@@ -50,6 +50,8 @@ class ObjectWriter:
             AgentRefusedError: the batch is no longer admitted.
             AgentUnreachableError, ObjectTransferError: agent or bucket were away for too long.
         """
+        if not batch.num_rows:
+            return
         if batch.schema != self._schema:
             batch = batch.cast(self._schema)
         payload = batch.serialize()

@@ -16,7 +16,7 @@ from pe_agent.agent.reports import log_file as own_log
 from pe_agent.agent.state.recovery_progress import ProgressTimeout, describe_progress, read_progress
 from pe_agent.job.agent.agent_log import AgentLogForwarder, is_forwarding
 from pe_agent.transport import agent_tls, tokens
-from pe_agent.transport.agent_client import TOKEN_VARIABLE, AgentClient, send
+from pe_agent.transport.agent_client import FORMER_TOKEN_VARIABLE, AgentClient, send
 from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from pe_agent.transport.tokens import Token
@@ -178,7 +178,7 @@ class AgentProcess:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, TOKEN_VARIABLE: token} if token else None,
+                env={**os.environ, FORMER_TOKEN_VARIABLE: token} if token else None,
             )
         patience = ProgressTimeout(self.home, START_SECONDS)
         while patience.should_wait() and self._process.poll() is None:

@@ -7,11 +7,13 @@ systems. It finds credentials by the usual chain: environment, workload identity
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import re
 import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +21,8 @@ from pe_agent.log.errors import LogError
 from streambroker_core.errors import StreambrokerError
 
 T = TypeVar("T")
+
+log = logging.getLogger("pe_agent")
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 ATTEMPTS = 8
@@ -160,17 +164,27 @@ class Bucket:
             BucketError: the credentials cannot sign.
         """
         if self._root is not None:
-            return Path(self._root, f"{self._prefix}{key}").absolute().as_uri()
+            path = Path(self._root, f"{self._prefix}{key}").absolute()
+            if method == "PUT":  # here, so that a task without the directory fails
+                path.parent.mkdir(parents=True, exist_ok=True)
+            return path.as_uri()
 
         def make(o: Any, at: str) -> str:
             return str(o.sign(self._store, method, at, timedelta(seconds=seconds)))
 
         return self._call("PutObject" if method == "PUT" else "GetObject", key, make)
 
-    @property
+    @cached_property
     def is_shared(self) -> bool:
-        """Whether other processes reach the objects, which is false for ``memory://``."""
-        return not self.url.startswith("memory:")
+        """Whether other processes can reach the objects by signed URLs."""
+        if self.url.startswith("memory:"):
+            return False
+        try:
+            self.sign("GET", "owners", 60)
+        except BucketError as error:
+            log.warning("tasks cannot use the bucket themselves: %s", error)
+            return False
+        return True
 
     def list(self, folder: str) -> dict[str, int]:
         """Return the sizes in bytes of a folder's objects, by key relative to the folder.
@@ -259,6 +273,8 @@ def open_bucket(url: str) -> Bucket:
         raise BucketUrlError(
             f"storage {url!r} needs the package obstore: pip install 'pe-agent[object]'."
         ) from error
+    if scheme == "file" and not rest.startswith("/"):
+        raise BucketUrlError(f"storage {url!r} is no absolute path: write file:///{rest}.")
     full = url.rstrip("/")
     if scheme == "memory":
         return Bucket(full, MemoryStore())

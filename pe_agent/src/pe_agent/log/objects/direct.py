@@ -8,6 +8,7 @@ keys name run and batch, so no clock has to be trusted.
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import threading
 import time
@@ -15,7 +16,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 
-from pe_agent.log.errors import ObjectCorrupt
+from pe_agent.log.errors import ObjectCorrupt, Superseded
 from pe_agent.log.objects.bucket import Bucket, BucketError
 
 FOLDER = "direct"
@@ -25,6 +26,8 @@ CACHE_BYTES = 64 << 20
 """Blocks in memory for the agent's own reads, which filter rows for several readers."""
 COLLECT_SECONDS = 60.0
 """Time between deletions of objects that are not needed."""
+
+_KEY = re.compile(rf"{FOLDER}/([\w-]+)/(\d+)/[0-9a-f]{{24}}")
 
 log = logging.getLogger("pe_agent")
 
@@ -41,7 +44,7 @@ class DirectObjects:
         bucket: Bucket,
         *,
         request: Callable[[DirectObjects], object],
-        save: Callable[[], None],
+        save: Callable[[], object],
         url_seconds: int = URL_SECONDS,
     ) -> None:
         """Use the folder of a stream.
@@ -49,7 +52,8 @@ class DirectObjects:
         Args:
             bucket: the folder.
             request: has `flush` called soon, by another thread.
-            save: writes a snapshot, before objects are deleted.
+            save: writes a snapshot, before objects are deleted; fails if another agent has taken
+                over.
             url_seconds: validity of signed URLs.
         """
         self._bucket = bucket
@@ -68,9 +72,10 @@ class DirectObjects:
         Raises:
             ValueError: the run is no id.
         """
-        if not run.replace("-", "").isalnum():
+        key = f"{FOLDER}/{run}/{batch}/{secrets.token_hex(12)}"
+        if attempt_of(key) is None:
             raise ValueError(f"{run!r} is no id of a run")
-        return f"{FOLDER}/{run}/{batch}/{secrets.token_hex(12)}"
+        return key
 
     def put_url(self, key: str) -> str:
         """Return a URL by which one object can be written, for some minutes."""
@@ -79,6 +84,15 @@ class DirectObjects:
     def get_url(self, key: str) -> str:
         """Return a URL by which one object can be read, for some minutes."""
         return self._bucket.sign("GET", key, self._url_seconds)
+
+    def sizes(self, run: str, batch: int) -> dict[str, int]:
+        """Return the bytes of a batch's objects, by key.
+
+        Raises:
+            BucketError: the store is unavailable.
+        """
+        folder = f"{FOLDER}/{run}/{batch}"
+        return {f"{folder}/{name}": size for name, size in self._bucket.list(folder).items()}
 
     def read(self, key: str, offset: int, length: int, crc: int) -> bytes:
         """Return a verified part of an object.
@@ -95,8 +109,9 @@ class DirectObjects:
         part = self._bucket.get_range(key, offset, length)
         found = check_block(part, length, crc, f"{self._bucket.url}/{key}", offset)
         with self._lock:
+            if (key, offset) not in self._cache:
+                self._cached_bytes += length
             self._cache[key, offset] = found
-            self._cached_bytes += length
             while self._cached_bytes > CACHE_BYTES:
                 self._cached_bytes -= len(self._cache.popitem(last=False)[1])
         return found
@@ -117,7 +132,7 @@ class DirectObjects:
             if obsolete:
                 self._save()
                 self._bucket.delete(obsolete)
-        except BucketError as error:
+        except (BucketError, Superseded) as error:
             log.warning("obsolete objects stay for now: %s", error)
 
     def fail(self, error: Exception) -> None:
@@ -125,10 +140,10 @@ class DirectObjects:
         log.error("cannot delete obsolete objects of %s", self._bucket.url, exc_info=error)
 
 
-def attempt_of(key: str) -> tuple[str, int]:
-    """Return run and batch of an object's key."""
-    _, run, batch, _ = key.split("/")
-    return run, int(batch)
+def attempt_of(key: str) -> tuple[str, int] | None:
+    """Return run and batch of an object's key; None if no agent has made the key."""
+    found = _KEY.fullmatch(key)
+    return None if found is None else (found[1], int(found[2]))
 
 
 def check_block(data: bytes | None, length: int, crc: int, where: str, offset: int) -> bytes:

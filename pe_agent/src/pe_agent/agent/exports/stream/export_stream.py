@@ -259,6 +259,10 @@ class ExportStream:
             if is_obsolete(stage):
                 self.discard(stage.id)
 
+    def object_keys(self) -> set[str]:
+        """Return the keys of all objects that an epoch has, or may get."""
+        return self._index.object_keys()
+
     def damaged_segments(self) -> list[str]:
         """Return damaged segments as ``<stream>/<segment file>`` paths."""
         return [f"{self.id}/{number:010d}.segment" for number in sorted(self.log.damaged)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -62,14 +62,17 @@ class ObjectBlock:
     rows: int
     crc: int
 
-    def encode(self) -> list[Any]:
-        """Encode for the log: five values, where a block of the log has four."""
-        return [self.key, self.offset, self.bytes, self.rows, self.crc]
+    def encode(self, places: Mapping[str, int]) -> list[int]:
+        """Encode for the log: five numbers, where a block of the log has four.
+
+        The first is the place of its key among those of the manifest.
+        """
+        return [places[self.key], self.offset, self.bytes, self.rows, self.crc]
 
     @staticmethod
-    def decode(data: list[Any]) -> ObjectBlock:
+    def decode(data: list[int], keys: Sequence[str]) -> ObjectBlock:
         """Decode from the log."""
-        return ObjectBlock(sys.intern(data[0]), *data[1:])
+        return ObjectBlock(keys[data[0]], data[1], data[2], data[3], data[4])
 
 
 AnyBlock: TypeAlias = Block | ObjectBlock
@@ -204,6 +207,9 @@ class Manifest:
     def encode(self) -> Meta:
         """Encode for the log."""
         gap = {"gap": self.gap} if self.gap else {}
+        keys = sorted(self.object_keys())
+        objects = {"objects": keys} if keys else {}
+        places = {key: place for place, key in enumerate(keys)}
         return json.dumps(
             {
                 "v": self._version(),
@@ -217,7 +223,10 @@ class Manifest:
                 "ddl": self.ddl,
                 "before": self.rows_before,
                 "control": [] if self.control is None else self.control.encode(),
-                "blocks": [b.encode() for b in self.blocks],
+                "blocks": [
+                    b.encode() if isinstance(b, Block) else b.encode(places) for b in self.blocks
+                ],
+                **objects,
                 **gap,
             }
         ).encode()
@@ -258,7 +267,8 @@ class Manifest:
             ddl=data["ddl"],
             rows_before=data["before"],
             blocks=tuple(
-                ObjectBlock.decode(b) if len(b) == 5 else Block.decode(b) for b in data["blocks"]
+                ObjectBlock.decode(b, data["objects"]) if len(b) == 5 else Block.decode(b)
+                for b in data["blocks"]
             ),
             gap=data.get("gap", 0),
             control=ManifestControl.decode(data["epoch"], data["control"])

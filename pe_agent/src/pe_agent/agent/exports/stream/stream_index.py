@@ -32,6 +32,7 @@ class StreamIndex:
         self.stages: dict[str, Stage] = {}
         self.staged_bytes = 0
         self._needed: Counter[int] = Counter()
+        self._pinned_keys = set[str]()
 
     def add_stage(self, stage: Stage) -> None:
         """Add a stage with its frames, if it has any."""
@@ -85,12 +86,19 @@ class StreamIndex:
             del self.manifests[epoch], self.addresses[epoch]
 
     def pin_epoch(self, manifest: Manifest, address: Address) -> None:
-        """Keep the segments of an epoch that is not durable yet."""
+        """Keep segments and objects of an epoch that is not durable yet."""
+        self._pinned_keys |= manifest.object_keys()
         self._count([address, *(block.address for block in manifest.log_blocks)])
 
     def unpin_epoch(self, manifest: Manifest, address: Address) -> None:
         """End what `pin_epoch` did."""
+        self._pinned_keys -= manifest.object_keys()
         self._count([address, *(block.address for block in manifest.log_blocks)], -1)
+
+    def object_keys(self) -> set[str]:
+        """Return the keys of all objects that an epoch has, or may get."""
+        manifests = list(self.manifests.values())
+        return self._pinned_keys.union(*(one.object_keys() for one in manifests))
 
     def epoch_addresses(self, epoch: int) -> list[Address]:
         """Return the addresses of an epoch's frames in this log."""
