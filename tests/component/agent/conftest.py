@@ -1,15 +1,29 @@
-"""Agents and a broker that stay over many rows of a kill table."""
+"""Buckets, and agents and a broker that stay over many rows of a kill table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from support.cuts.cast import Cast
+from support.storage.servers import MISSING, is_built, s3_server
 
 ROWS_PER_CAST = 10
 """An agent that is started again recovers the logs of all rows before: they must not pile up."""
+
+
+@pytest.fixture(
+    params=["file", pytest.param("s3", marks=pytest.mark.skipif(not is_built(), reason=MISSING))]
+)
+def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mapping[str, str]]:
+    """Environment of agents with a bucket."""
+    if request.param == "file":
+        yield {"STREAMBROKER_STORAGE": f"file://{tmp_path}/a shared directory"}
+        return
+    with s3_server(tmp_path / "s3") as environment:
+        yield environment
 
 
 @pytest.fixture(scope="module")

@@ -26,17 +26,6 @@ SIZE = 2_000
 """Characters of a row: a task's rows exceed MIN_BYTES of the tests."""
 
 
-@pytest.fixture(
-    params=["file", pytest.param("s3", marks=pytest.mark.skipif(not is_built(), reason=MISSING))]
-)
-def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mapping[str, str]]:
-    if request.param == "file":
-        yield {"STREAMBROKER_STORAGE": f"file://{tmp_path}/a shared directory"}
-        return
-    with s3_server(tmp_path / "s3") as environment:
-        yield environment
-
-
 @pytest.fixture
 def max_bytes() -> int:
     return 1 << 30

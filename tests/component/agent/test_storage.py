@@ -23,17 +23,6 @@ from support.storage.servers import MISSING, is_built, s3_server
 EXPORT = "/job/feed/pe/0/export/trades"
 
 
-@pytest.fixture(
-    params=["file", pytest.param("s3", marks=pytest.mark.skipif(not is_built(), reason=MISSING))]
-)
-def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mapping[str, str]]:
-    if request.param == "file":
-        yield {"STREAMBROKER_STORAGE": f"file://{tmp_path}/shared"}
-        return
-    with s3_server(tmp_path / "s3") as environment:
-        yield environment
-
-
 @pytest.fixture
 def agents(bucket: Mapping[str, str], tmp_path: Path) -> Iterator[Pair]:
     yield from pair(tmp_path, environment=bucket, durability="stored")

@@ -194,9 +194,9 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         while True:
             admitted = self._admit(staged)
             try:
-                if admitted.direct and _fill(held, rest, MIN_BYTES):
-                    return self._put_objects(staged, held, rest, taken)
-                return self._send_rows(staged, held, rest, taken)
+                is_direct = admitted.direct and _fill(held, rest, MIN_BYTES)
+                put = self._put_objects if is_direct else self._send_rows
+                return put(staged, held[0].schema, _rows(held, rest, taken))
             except StreambrokerError as error:
                 again = error.code in RETRYABLE_CODES
                 if taken or not again or time.monotonic() > deadline:
@@ -204,11 +204,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             time.sleep(0.05)
 
     def _send_rows(
-        self,
-        staged: Staged,
-        held: list[pa.RecordBatch],
-        rest: Iterator[pa.RecordBatch],
-        taken: list[pa.RecordBatch],
+        self, staged: Staged, schema: pa.Schema, rows: Iterator[pa.RecordBatch]
     ) -> dict[str, Any]:
         command = {
             "export": staged.export,
@@ -217,14 +213,10 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             "batch": staged.batch,
             "ddl": self._ddl,
         }
-        return self._client().put(command, held[0].schema, _rows(held, rest, taken))
+        return self._client().put(command, schema, rows)
 
     def _put_objects(
-        self,
-        staged: Staged,
-        held: list[pa.RecordBatch],
-        rest: Iterator[pa.RecordBatch],
-        taken: list[pa.RecordBatch],
+        self, staged: Staged, schema: pa.Schema, rows: Iterator[pa.RecordBatch]
     ) -> dict[str, Any]:
         request = PublisherUpload(
             export=staged.export,
@@ -232,10 +224,10 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             run=staged.run,
             batch=staged.batch,
             ddl=self._ddl,
-            arrow=_encode_schema(held[0].schema),
+            arrow=_encode_schema(schema),
         )
         writer = ObjectWriter(self._client(), request, self._options.reconnect)
-        for batch in _rows(held, rest, taken):
+        for batch in rows:
             writer.write(batch)
         return writer.finish()
 

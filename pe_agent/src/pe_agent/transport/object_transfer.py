@@ -14,6 +14,7 @@ from typing import BinaryIO, cast
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from pe_agent.log.atomic_file import sync_directory
 from streambroker_core.errors import StreambrokerError
 
 PUT_SECONDS, GET_SECONDS = 60.0, 10.0
@@ -80,11 +81,7 @@ def _write_file(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_directory(path.parent)
 
 
 def _transfer_error(method: str, url: str, error: Exception) -> ObjectTransferError:
