@@ -307,7 +307,8 @@ def _read(home: _Served, alerts: _Served) -> None:
     body |= {"max_bytes": 1, "limit": None, "wait": 0.0, "renewals": None}
     alerts.client.call("reader.next", **body)
     alerts.client.call("reader.leave", reader=start["reader"], session="other", timeout=1.0)
-    peers.report_leave(home.location, EXPORT, IMPORT, start["reader"])
+    pass_ = alerts.agent.imports.state.readers.find_pass(start["reader"], EXPORT)
+    peers.report_leave(home.location, EXPORT, IMPORT, start["reader"], pass_)
 
 
 def _fill(home: _Served, alerts: _Served) -> None:

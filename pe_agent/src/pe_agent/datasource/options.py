@@ -18,6 +18,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.model.schema import Column, nested_name, to_ddl
 from streambroker_core.wire.agent_rpc.job import GetView
 from streambroker_core.wire.agent_rpc.reader import GetSchema
+from streambroker_core.wire.encoding.start import START_FORMS, is_start
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -59,6 +60,9 @@ OPTION_NAMES = PACKED_ONLY | frozenset(
         "failondataloss",
         "frame",
         "stopatend",
+        "start",
+        "end",
+        "filter",
         "control",
         "path",
         "checkpointlocation",
@@ -107,6 +111,8 @@ class Options:
         frame: name of the frame, by which the agent identifies the queries that read it.
         skip_lost: count unexpected data loss instead of stopping the query.
         packing: how rows and control tuples are packed; None for plain rows.
+        start, end: of a batch read, as the start of an import; None for all that is kept.
+        filter: of a batch read; narrows that of the import.
     """
 
     port: str
@@ -124,6 +130,27 @@ class Options:
     agent_certificate: str | None = None
     agent_key: str | None = None
     packing: Packing | None = None
+    start: str | None = None
+    end: str | None = None
+    filter: str | None = None
+
+    def check_stream(self) -> Options:
+        """Return these options; raise OptionError if one of them is for batch reads alone."""
+        for name in ("start", "end", "filter"):
+            if getattr(self, name) is not None:
+                raise OptionError(
+                    f"option `{name}` is for spark.read; a readStream has that of its import."
+                )
+        return self
+
+    def check_batch(self) -> Options:
+        """Return these options; raise OptionError if one of them does not fit a batch read."""
+        if self.packing is not None:
+            raise OptionError("option `control` is for a readStream; a batch read has rows alone.")
+        for name, at in (("start", self.start), ("end", self.end)):
+            if at is not None and not is_start(at):
+                raise OptionError(f"option `{name}` is {at!r}; it has to be {START_FORMS}.")
+        return self
 
     def trust(self) -> AgentTrust:
         """Return the trusted CA of agents, and the own certificate for them."""
@@ -164,6 +191,9 @@ class Options:
             agent_certificate=lowered.get("agentcertificate"),
             agent_key=lowered.get("agentkey"),
             packing=_read_packing(lowered),
+            start=lowered.get("start"),
+            end=lowered.get("end"),
+            filter=lowered.get("filter"),
         )
 
 

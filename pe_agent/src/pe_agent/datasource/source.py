@@ -15,6 +15,7 @@ from typing import Any, cast
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
@@ -27,6 +28,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pe_agent.datasource.batch_reader import StreambrokerBatchReader
 from pe_agent.datasource.columns import parse_struct
 from pe_agent.datasource.lease import Prefetcher
 from pe_agent.datasource.options import (
@@ -65,6 +67,8 @@ class ExportRefusesError(StreambrokerError):
 class StreambrokerDataSource(DataSource):
     """``spark.readStream.format("streambroker").option("import", port)``, and writing.
 
+    ``spark.read`` reads what the exports have: all of it, or from ``start`` to ``end``.
+
     Options: ``import`` or ``export`` (the port), ``agent``, ``agentToken``, ``maxBytesPerBatch``
     (bytes, default 256 MiB or one epoch), ``reconnect`` (seconds, default 60), ``source``,
     ``failOnDataLoss`` (default true), ``stopAtEnd``, ``agentCa`` (a file) and ``agentPlain``.
@@ -88,9 +92,14 @@ class StreambrokerDataSource(DataSource):
         ddl = _fetch_columns(options)
         return f"{ddl}, {SOURCE_FIELD}" if options.source else ddl
 
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of one batch."""
+        options = Options.read(self.options, "import").check_batch()
+        return StreambrokerBatchReader(schema, options)
+
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return the reader of one query."""
-        options = Options.read(self.options, "import")
+        options = Options.read(self.options, "import").check_stream()
         if options.packing is None:
             return StreambrokerStreamReader(schema, options)
         ddl = packed_ddl(slots=options.packing.slots)

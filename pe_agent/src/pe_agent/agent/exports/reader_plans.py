@@ -22,6 +22,12 @@ from streambroker_core.ledger.plan import Plan, PlanRequest
 log = logging.getLogger("pe_agent")
 
 
+class SchemaMismatchError(StreambrokerError):
+    """Epochs of a batch read lack its columns; nothing was planned."""
+
+    code = "SchemaMismatch"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredPlan:
     """A plan that was registered again.
@@ -33,6 +39,7 @@ class RegisteredPlan:
         order: the streams, in publishing order.
         control: epochs with control tuples, by stream.
         direct: streams of which tasks may read blocks from the bucket: the reader has no filter.
+        ranges: the epochs ``[first, next)``, by stream.
     """
 
     blocks: dict[str, dict[int, list[tuple[int, int]]]]
@@ -40,6 +47,7 @@ class RegisteredPlan:
     order: tuple[str, ...] = ()
     control: dict[str, list[int]] = field(default_factory=dict)
     direct: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class ReaderPlans:
@@ -155,8 +163,39 @@ class ReaderPlans:
                 "reader %s continues without epochs %s of %s", request.reader, skipped, name
             )
         return RegisteredPlan(
-            blocks=blocks, missing=missing, order=order, control=control, direct=direct
+            blocks=blocks,
+            missing=missing,
+            order=order,
+            control=control,
+            direct=direct,
+            ranges=ranges,
         )
+
+    def snapshot(
+        self,
+        request: PlanRequest,
+        end: str,
+        *,
+        filter_: str | None,
+        columns: list[str] | None,
+        schema: str | None,
+    ) -> RegisteredPlan:
+        """Register a batch read from the start of ``request`` to ``end``.
+
+        Raises:
+            SchemaMismatchError: epochs in between lack columns of ``schema``.
+            DataLossError, OvertakenError, ReadersExceededError, RevokedError: see core's ledger.
+        """
+        with self._state.lock:
+            now = self._state.clock()
+            ranges = self._ledger.planner.find_epochs(request.start, end, now)
+            mismatches = self.schema_mismatches(filter_, columns, schema)
+            for stream in ranges:
+                if stream in mismatches:
+                    raise SchemaMismatchError(mismatches[stream])
+            if not ranges:
+                return RegisteredPlan(blocks={}, missing={})
+            return self.register_plan(request, ranges, filter_=filter_, columns=columns)
 
     def _epochs_with_control(self, stream: str, epochs: Iterable[int]) -> list[int]:
         export_stream = self._state.streams.get(stream)
@@ -227,6 +266,8 @@ class ReaderPlans:
                 return None
             if read.query is not None and known is not None:
                 known.query = read.query
+            if known is not None and known.once:
+                self._ledger.claims.renew(read.reader, self._state.clock())
             export_stream = self._state.streams.get(read.stream)
             return None if export_stream is None else export_stream.manifests.get(epoch)
 
@@ -269,8 +310,14 @@ class ReaderPlans:
             delivery.planned_since = self._state.clock()
 
     def count_released_plans(self) -> None:
-        """Release what readers claim that are away for longer than grace; count their plans."""
+        """Release what readers claim that are away for longer than grace; count their plans.
+
+        Batch reads are forgotten.
+        """
         for reader in self._ledger.claims.released_readers(self._state.clock()):
+            if reader.once:
+                self._ledger.planner.evict(reader)
+                continue
             delivery = self._deliveries.for_reader(reader.id)
             if self._ledger.retention.archive(reader):
                 self._state.save_reader(reader.id)
@@ -279,6 +326,7 @@ class ReaderPlans:
                 delivery.released_plans += 1
                 self._state.save_reader(reader.id)
                 log.warning("the plan of reader %s is released: it is away", reader.id)
+        self._forget_evicted()
 
     def _forget_evicted(self) -> None:
         for id_ in self._ledger.planner.evicted:
