@@ -19,8 +19,8 @@ from support.agents.tasks import STRUCT, options_of
 from support.processes.waiting import until
 
 ROWS, EPOCHS = 10, 6
-BUFFER = 800
-"""Bytes of about two epochs."""
+BUFFER = 3000
+"""Bytes of three epochs."""
 
 
 @pytest.fixture
@@ -86,6 +86,16 @@ def test_tasks_may_repeat_a_read_while_its_epochs_are_kept(agents: Pair) -> None
     first = read(reader, partitions)
     until(lambda: claimed(agents) == 0, 10.0, "claims released")
     assert read(reader, partitions) == first
+
+
+def test_a_read_is_not_repeated_without_epochs_that_are_gone(agents: Pair) -> None:
+    reader = batch(agents)
+    partitions, before = reader.partitions(), kept(agents)
+    read(reader, partitions)
+    publish(agents, EPOCHS, 20)
+    until(lambda: kept(agents)[0] > before[-1], 10.0, "epochs of the plan removed")
+    with pytest.raises(AgentRefusedError, match="the snapshot of import trades has ended"):
+        read(reader, partitions)
 
 
 def test_the_claims_last_until_the_last_task_has_read(agents: Pair) -> None:

@@ -16,6 +16,7 @@ from pe_agent.datasource.options import Options, format_ddl
 from pe_agent.datasource.slice_reader import Slice, SliceReader
 from pe_agent.spark.worker import freeze_modules
 from pe_agent.transport.agent_client import AgentClient, send
+from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire.agent_rpc.reader import ReaderDone, ReaderSnapshot
 
@@ -36,9 +37,10 @@ class StreambrokerBatchReader(DataSourceReader):
         """Plan all epochs from ``start`` to ``end``.
 
         Raises:
-            AgentUnreachableError: the own agent, or that of an exporter, did not answer for
-                ``reconnect`` seconds.
-            AgentRefusedError: ``RoutesUnknown`` for as long, ``DataLoss``, or ``SchemaMismatch``.
+            AgentUnreachableError: for ``reconnect`` seconds the own agent, or that of an exporter,
+                did not answer, or the routes of the import were unknown.
+            AgentRefusedError: the import is not declared, or an exporter refuses: ``DataLoss``,
+                ``SchemaMismatch``.
         """
         options, trust = self._options, self._options.trust()
         columns = StructType([f for f in self._schema.fields if f.name != "_source"])
@@ -59,21 +61,47 @@ class StreambrokerBatchReader(DataSourceReader):
                 answer = send(client, request, timeout=PLAN_SECONDS)
                 break
             except StreambrokerError as error:
-                if error.code not in _PASSING or time.monotonic() > until:
+                if error.code not in _PASSING:
                     raise
+                if time.monotonic() > until:
+                    raise self._away_error(error) from None
                 time.sleep(RETRY_SECONDS)
         for stream, parts in answer.lost.items():
             log.warning("continuing without epochs %s of stream %s", parts, stream)
         shown = trust.snapshot()  # executors need not have the file
         return [Slice(ticket, shown) for ticket in answer.slices]
 
+    def _away_error(self, error: StreambrokerError) -> AgentUnreachableError:
+        port, seconds = self._options.port, self._options.reconnect
+        return AgentUnreachableError(
+            f"import {port} cannot be read for {seconds:.0f} s: {error} A batch read needs all"
+            " exporters; read again when they are back."
+        )
+
+    def _ended_error(self, error: AgentRefusedError) -> AgentRefusedError:
+        if error.code != "NotPlanned":
+            return error
+        return AgentRefusedError(
+            error.code,
+            f"the snapshot of import {self._options.port} has ended: the export has removed epochs"
+            " of it after they were read, or it was not read for longer than `buffer.grace`. Load"
+            f" the DataFrame again. {error}",
+        )
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the slice's rows; resume a lost connection for up to ``reconnect`` seconds."""
+        """Yield the slice's rows; resume a lost connection for up to ``reconnect`` seconds.
+
+        Raises:
+            AgentUnreachableError: no agent could send them for that long.
+            AgentRefusedError: ``NotPlanned``, the snapshot has ended.
+        """
         if isinstance(partition, Slice):  # Spark makes another one where there are no slices
             client = AgentClient(self._options.agent, self._options.token, partition.trust)
-            yield from SliceReader(
-                partition, self._options, self._schema, lambda: client
-            ).read_rows()
+            reader = SliceReader(partition, self._options, self._schema, lambda: client)
+            try:
+                yield from reader.read_rows()
+            except AgentRefusedError as error:
+                raise self._ended_error(error) from None
             _report_done(client, partition.value)
         freeze_modules("read")
 
