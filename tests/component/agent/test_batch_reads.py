@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from pe_agent.datasource.batch_reader import StreambrokerBatchReader
-from pe_agent.datasource.slice_reader import Slice
+from pe_agent.datasource.options import BatchRange
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.model import Archive
 from support.agents.agents import Pair, Publishing, Reading, error_code, pair, rows
@@ -38,9 +37,9 @@ def publish(agents: Pair, first: int, count: int) -> None:
 
 
 def batch(agents: Pair, **more: Any) -> StreambrokerBatchReader:
-    reconnect = more.pop("reconnect", 20.0)
-    options = replace(options_of(agents.importer, "trades", reconnect), **more)
-    return StreambrokerBatchReader(STRUCT, options.check_batch())
+    port, reconnect = more.pop("port", "trades"), more.pop("reconnect", 20.0)
+    options = options_of(agents.importer, port, reconnect)
+    return StreambrokerBatchReader(STRUCT, options, BatchRange(**more))
 
 
 def read(reader: StreambrokerBatchReader, partitions: Any = None) -> list[int]:
@@ -99,13 +98,14 @@ def test_a_read_is_not_repeated_without_epochs_that_are_gone(agents: Pair) -> No
 
 
 def test_the_claims_last_until_the_last_task_has_read(agents: Pair) -> None:
+    agents.exporter.client.call("publisher.renounce", export="trades", query="query-1")
+    Publishing(agents.exporter, query="query-2").publish(0, rows(0, ROWS))  # in a second stream
     reader = batch(agents)
-    (partition,) = reader.partitions()
-    assert isinstance(partition, Slice)
-    rows_ = reader.read(partition)
-    next(rows_)
-    assert claimed(agents) > 0
-    list(rows_)
+    first, last = reader.partitions()
+    for _ in range(3):
+        read(reader, [first])
+        assert claimed(agents) > 0
+    read(reader, [last])
     until(lambda: claimed(agents) == 0, 10.0, "claims released")
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.exports.reader_plans import RegisteredPlan, SchemaMismatchError
+from pe_agent.agent.exports.batch_reads import SchemaMismatchError, plan_batch_read
+from pe_agent.agent.exports.reader_plans import RegisteredPlan
 from streambroker_core.ledger.plan import PlanRequest
 from support.agents.exports import READER, Bench, bench, rows
 
@@ -29,8 +30,9 @@ def export(tmp_path: Path) -> Iterator[Bench]:
 def snapshot(made: Bench, columns: list[str] | None = None) -> RegisteredPlan:
     named: dict[str, Any] = {**READER, "start": "earliest", "once": True}
     request = PlanRequest(**{**named, "positions": {}})
-    plans = made.export.plans
-    return plans.snapshot(request, "latest", filter_=None, columns=columns, schema=None)
+    return plan_batch_read(
+        made.export, request, "latest", filter_=None, columns=columns, schema=None
+    )
 
 
 def stored_readers(made: Bench) -> int:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pe_agent.datasource.options import Options, format_ddl
+from pe_agent.datasource.options import BatchRange, Options, format_ddl
 from pe_agent.datasource.slice_reader import Slice, SliceReader
 from pe_agent.spark.worker import freeze_modules
 from pe_agent.transport.agent_client import AgentClient, send
@@ -30,8 +30,8 @@ _PASSING = ("AgentUnreachable", "RoutesUnknown")
 class StreambrokerBatchReader(DataSourceReader):
     """Reads what the exports of an import have when Spark plans the query."""
 
-    def __init__(self, schema: StructType, options: Options) -> None:
-        self._schema, self._options = schema, options
+    def __init__(self, schema: StructType, options: Options, range_: BatchRange) -> None:
+        self._schema, self._options, self._range = schema, options, range_
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan all epochs from ``start`` to ``end``.
@@ -49,9 +49,9 @@ class StreambrokerBatchReader(DataSourceReader):
             reader=secrets.token_hex(16),
             columns=columns.names,
             schema=format_ddl(columns),
-            start=options.start or "earliest",
-            end=options.end or "latest",
-            filter=options.filter,
+            start=self._range.start,
+            end=self._range.end,
+            filter=self._range.filter,
             lossy=options.skip_lost,
         )
         client = AgentClient(options.agent, options.token, trust)

@@ -43,7 +43,9 @@ PACKED_ONLY = frozenset(
     }
 )
 """Options that mean nothing without ``control``."""
-OPTION_NAMES = PACKED_ONLY | frozenset(
+BATCH_ONLY = frozenset({"start", "end", "filter"})
+"""Options of batch reads."""
+OPTION_NAMES = (PACKED_ONLY | BATCH_ONLY) | frozenset(
     {
         "export",
         "import",
@@ -60,9 +62,6 @@ OPTION_NAMES = PACKED_ONLY | frozenset(
         "failondataloss",
         "frame",
         "stopatend",
-        "start",
-        "end",
-        "filter",
         "control",
         "path",
         "checkpointlocation",
@@ -111,8 +110,6 @@ class Options:
         frame: name of the frame, by which the agent identifies the queries that read it.
         skip_lost: count unexpected data loss instead of stopping the query.
         packing: how rows and control tuples are packed; None for plain rows.
-        start, end: of a batch read, as the start of an import; None for all that is kept.
-        filter: of a batch read; narrows that of the import.
     """
 
     port: str
@@ -130,27 +127,6 @@ class Options:
     agent_certificate: str | None = None
     agent_key: str | None = None
     packing: Packing | None = None
-    start: str | None = None
-    end: str | None = None
-    filter: str | None = None
-
-    def check_stream(self) -> Options:
-        """Return these options; raise OptionError if one of them is for batch reads alone."""
-        for name in ("start", "end", "filter"):
-            if getattr(self, name) is not None:
-                raise OptionError(
-                    f"option `{name}` is for spark.read; a readStream has that of its import."
-                )
-        return self
-
-    def check_batch(self) -> Options:
-        """Return these options; raise OptionError if one of them does not fit a batch read."""
-        if self.packing is not None:
-            raise OptionError("option `control` is for a readStream; a batch read has rows alone.")
-        for name, at in (("start", self.start), ("end", self.end)):
-            if at is not None and not is_start(at):
-                raise OptionError(f"option `{name}` is {at!r}; it has to be {START_FORMS}.")
-        return self
 
     def trust(self) -> AgentTrust:
         """Return the trusted CA of agents, and the own certificate for them."""
@@ -191,10 +167,44 @@ class Options:
             agent_certificate=lowered.get("agentcertificate"),
             agent_key=lowered.get("agentkey"),
             packing=_read_packing(lowered),
-            start=lowered.get("start"),
-            end=lowered.get("end"),
-            filter=lowered.get("filter"),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRange:
+    """What a batch read reads.
+
+    Attributes:
+        start, end: as the start of an import.
+        filter: narrows that of the import.
+    """
+
+    start: str = "earliest"
+    end: str = "latest"
+    filter: str | None = None
+
+    @staticmethod
+    def read(options: Mapping[str, str]) -> BatchRange:
+        """Parse and check Spark's options."""
+        lowered = {name.lower(): value for name, value in options.items()}
+        if _read_bool(lowered, "control", False):
+            raise OptionError("option `control` is for a readStream; a batch read has rows alone.")
+        given = {name: lowered[name] for name in BATCH_ONLY if name in lowered}
+        for name in ("start", "end"):
+            if not is_start(given.get(name, "latest")):
+                raise OptionError(
+                    f"option `{name}` is {given[name]!r}; it has to be {START_FORMS}."
+                )
+        return BatchRange(**given)
+
+    @staticmethod
+    def check_absent(options: Mapping[str, str]) -> None:
+        """Raise OptionError if an option of a stream is one of batch reads."""
+        for name in options:
+            if name.lower() in BATCH_ONLY:
+                raise OptionError(
+                    f"option `{name}` is for spark.read; a readStream has that of its import."
+                )
 
 
 class SchemaUnknownError(StreambrokerError):

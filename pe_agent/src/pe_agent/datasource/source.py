@@ -33,6 +33,7 @@ from pe_agent.datasource.columns import parse_struct
 from pe_agent.datasource.lease import Prefetcher
 from pe_agent.datasource.options import (
     SOURCE_FIELD,
+    BatchRange,
     OptionError,
     Options,
     fetch_schema,
@@ -94,12 +95,13 @@ class StreambrokerDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of one batch."""
-        options = Options.read(self.options, "import").check_batch()
-        return StreambrokerBatchReader(schema, options)
+        range_ = BatchRange.read(self.options)
+        return StreambrokerBatchReader(schema, Options.read(self.options, "import"), range_)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return the reader of one query."""
-        options = Options.read(self.options, "import").check_stream()
+        options = Options.read(self.options, "import")
+        BatchRange.check_absent(self.options)
         if options.packing is None:
             return StreambrokerStreamReader(schema, options)
         ddl = packed_ddl(slots=options.packing.slots)

@@ -22,12 +22,6 @@ from streambroker_core.ledger.plan import Plan, PlanRequest
 log = logging.getLogger("pe_agent")
 
 
-class SchemaMismatchError(StreambrokerError):
-    """Epochs of a batch read lack its columns; nothing was planned."""
-
-    code = "SchemaMismatch"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredPlan:
     """A plan that was registered again.
@@ -170,32 +164,6 @@ class ReaderPlans:
             direct=direct,
             ranges=ranges,
         )
-
-    def snapshot(
-        self,
-        request: PlanRequest,
-        end: str,
-        *,
-        filter_: str | None,
-        columns: list[str] | None,
-        schema: str | None,
-    ) -> RegisteredPlan:
-        """Register a batch read from the start of ``request`` to ``end``.
-
-        Raises:
-            SchemaMismatchError: epochs in between lack columns of ``schema``.
-            DataLossError, OvertakenError, ReadersExceededError, RevokedError: see core's ledger.
-        """
-        with self._state.lock:
-            now = self._state.clock()
-            ranges = self._ledger.planner.find_epochs(request.start, end, now)
-            mismatches = self.schema_mismatches(filter_, columns, schema)
-            for stream in ranges:
-                if stream in mismatches:
-                    raise SchemaMismatchError(mismatches[stream])
-            if not ranges:
-                return RegisteredPlan(blocks={}, missing={})
-            return self.register_plan(request, ranges, filter_=filter_, columns=columns)
 
     def _epochs_with_control(self, stream: str, epochs: Iterable[int]) -> list[int]:
         export_stream = self._state.streams.get(stream)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.exports import read_grant as grants
 from pe_agent.agent.exports import reader_plans
+from pe_agent.agent.exports.batch_reads import plan_batch_read
 from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.exports.read_grant import Grant
 from pe_agent.agent.server.caller_checks import MAX_LEASE
@@ -69,7 +70,8 @@ class PeerPlans:
         authorized = self._access.authorize(credentials(request))
         export = authorized.export
         self._access.check_filter(export, request.filter)
-        registered = export.plans.snapshot(
+        registered = plan_batch_read(
+            export,
             to_plan_request(request, authorized),
             request.end,
             filter_=request.filter,
