@@ -58,7 +58,7 @@ def kept(agents: Pair) -> list[int]:
 def claimed(agents: Pair) -> int:
     """Return the bytes that readers claim."""
     status = agents.exporter.export_status()
-    return sum(s["bytes"] for s in status["streams"].values()) - int(status["unclaimed"])
+    return sum(int(s["bytes"]) for s in status["streams"].values()) - int(status["unclaimed"])
 
 
 def test_a_batch_read_has_what_the_export_keeps_and_leaves_nothing(agents: Pair) -> None:

@@ -42,8 +42,7 @@ from pe_agent.datasource.packer import ImportPacker, link_control_slices
 from pe_agent.datasource.pinned_rules import PinnedRulesFile
 from pe_agent.datasource.reader_calls import HEADS_WAIT, ReaderCalls
 from pe_agent.datasource.sink import StreambrokerStreamWriter
-from pe_agent.datasource.slice_info import describe_planned
-from pe_agent.datasource.slice_reader import Slice, SliceReader
+from pe_agent.datasource.slice_reader import Slice, SliceReader, describe_planned
 from pe_agent.datasource.slots import add_slots, packed_ddl
 from pe_agent.spark.worker import freeze_modules
 from pe_agent.transport.agent_client import AgentClient
