@@ -78,6 +78,32 @@ def test_a_query_that_starts_in_the_archive_reads_what_another_has_read(
     assert set(replayed.rows) == rows_of(feed, 0, 1)
 
 
+def test_a_batch_read_has_what_the_export_keeps_and_counts_for_no_reader(
+    jobs: Session, tmp_path: Path
+) -> None:
+    feed = Feed(tmp_path / "archived", rows_per_file=50)
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    archive = {"archive": {"maxAge": timedelta(hours=1)}, "buffer": {"maxBytes": 1}}
+    jobs.publish(exporter, feed, "out", properties={"kind": "a"}, **archive)
+    importer.subscribe("in", 'kind == "a"', schema=SCHEMA)
+    feed.release(2)
+    await_epochs(jobs, 2)
+    frame = importer.imports["in"].read()
+    assert set(frame.collect()) == rows_of(feed, 0, 1)
+    feed.release(1)
+    await_epochs(jobs, 3)
+    assert set(frame.collect()) == rows_of(feed, 0, 1)
+    assert frame.join(frame.select("line"), "line").count() == 100
+    assert importer.imports["in"].read().count() == 150
+    assert importer.imports["in"].read("-1h", filter="line < 0").count() == 0
+    assert importer.imports["in"].read(end="-1h").count() == 0
+    named = importer.imports["in"].read(schema="name string", source=True)
+    assert {row["_source"]["job"] for row in named.limit(3).collect()} == {"feed"}
+    status = exporter_status(exporter, "out")
+    assert status["readers"] == {}
+    assert status["held"] == 0
+
+
 def test_available_now_reads_to_the_head_and_ends_and_goes_on_next_time(
     jobs: Session, feed: Feed
 ) -> None:

@@ -27,9 +27,10 @@ from pe_agent.agent.server.flight_service import AgentService
 from pe_agent.agent.state.store import Store
 from pe_agent.agent.storage.tier import StorageTier
 from pe_agent.datasource import source
+from pe_agent.datasource.batch_reader import StreambrokerBatchReader
 from pe_agent.datasource.lease import Lease
 from pe_agent.datasource.objects.writer import MIN_BYTES
-from pe_agent.datasource.options import Options
+from pe_agent.datasource.options import BatchRange, Options
 from pe_agent.datasource.packer import Packing
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.slice_reader import Slice, SliceReader
@@ -293,6 +294,9 @@ def _read(home: _Served, alerts: _Served) -> None:
         reader._calls.limit = None
         reader._prefetch(start)
         alerts.client.call("reader.renew", reader=start["reader"], session=reader._calls._session)
+    batch = StreambrokerBatchReader(STRUCT, alerts.options(reconnect=5.0), BatchRange())
+    (planned,) = (one for one in batch.partitions() if isinstance(one, Slice))
+    alerts.client.call("reader.done", reader=planned.value["reader"], slice=1)
     _fill(home, alerts)
     routes = alerts.agent.routes.find_import("trades")
     assert routes is not None
@@ -307,7 +311,8 @@ def _read(home: _Served, alerts: _Served) -> None:
     body |= {"max_bytes": 1, "limit": None, "wait": 0.0, "renewals": None}
     alerts.client.call("reader.next", **body)
     alerts.client.call("reader.leave", reader=start["reader"], session="other", timeout=1.0)
-    peers.report_leave(home.location, EXPORT, IMPORT, start["reader"])
+    pass_ = alerts.agent.imports.state.readers.find_pass(start["reader"], EXPORT)
+    peers.report_leave(home.location, EXPORT, IMPORT, start["reader"], pass_)
 
 
 def _fill(home: _Served, alerts: _Served) -> None:

@@ -78,7 +78,7 @@ class Ledger:
                 for cursor in reader.cursors.values():
                     cursor.planned, cursor.granted_until = None, 0
             if policy is not None:
-                self._route(reader, policy)
+                self._route(reader, "drop" if reader.once else policy)
             elif reader.import_ in before:
                 reader.routed = False
         self.claims.forget_fronts()

@@ -30,6 +30,7 @@ class PlanRequest:
         control: types of control tuples that do not end a window; None for a reader without
             control tuples.
         tuples: maximum control tuples of the plan, ``payload`` their maximum bytes.
+        once: a batch read: it claims its plan, under any policy of the route.
     """
 
     reader: str
@@ -50,6 +51,7 @@ class PlanRequest:
     control: frozenset[str] | None = None
     tuples: int = MAX_TUPLES
     payload: int = MAX_BYTES
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,6 +180,7 @@ class Planner:
         if reader is None:
             self._evict_reader(request, now)
             policy = self._routes.policies.get(request.import_, request.policy)
+            policy = "drop" if request.once else policy
             reader = Reader(
                 id=request.reader,
                 import_=request.import_,
@@ -188,6 +189,7 @@ class Planner:
                 lease_expires=now,
                 routed=request.import_ not in self._routes.cut,
                 last_progress=now,
+                once=request.once,
             )
             self._readers[request.reader] = reader
             self._retention.archive(reader)
@@ -215,9 +217,12 @@ class Planner:
                 f" add reader {request.reader} of {request.import_}. Stop some, or lower"
                 " buffer.grace: readers that are away then release theirs sooner."
             )
-        oldest = min(idle, key=lambda r: r.lease_expires)
-        del self._readers[oldest.id]
-        self.evicted.append(oldest.id)
+        self.evict(min(idle, key=lambda r: r.lease_expires))
+
+    def evict(self, reader: Reader) -> None:
+        """Forget a reader that holds nothing."""
+        del self._readers[reader.id]
+        self.evicted.append(reader.id)
 
     def _acknowledge(
         self, reader: Reader, request: PlanRequest, now: float
@@ -263,6 +268,25 @@ class Planner:
                 reader.cursors[stream.id] = Cursor(next=first, first=first)
         reader.opened = True
 
+    def find_epochs(self, start: str, end: str, now: float) -> dict[str, tuple[int, int]]:
+        """Return the epochs ``[first, next)`` between two starts, by stream, without empty ranges.
+
+        An ``end`` of ``latest`` is behind the newest epoch.
+        """
+        streams = list(self._streams.values())
+        if not streams:
+            return {}
+        (from_, first), (to, next_) = (_find_start(streams, at, now)[0] for at in (start, end))
+        between = streams[streams.index(from_) : streams.index(to) + 1]
+        found = {
+            s.id: (
+                first if s is from_ else s.first_available(),
+                next_ if s is to else s.next,
+            )
+            for s in between
+        }
+        return {stream: (low, high) for stream, (low, high) in found.items() if low < high}
+
     def register_plan(
         self, request: PlanRequest, ranges: Mapping[str, tuple[int, int]], now: float
     ) -> tuple[tuple[str, int, int], ...]:
@@ -285,12 +309,11 @@ class Planner:
         for name, lost in (
             find_missing(self._streams, ranges).items() if not request.skip_lost else ()
         ):
-            raise DataLossError(
-                name, lost[0][0], lost[-1][1], "they were planned by a batch in the checkpoint"
-            )
+            why = _DAMAGED if request.once else "they were planned by a batch in the checkpoint"
+            raise DataLossError(name, lost[0][0], lost[-1][1], why)
         with self._claims.tracking_fronts(request.reader, now):
             reader = self._get_reader(request, now)
-            reader.opened = True
+            reader.opened, reader.released = True, False
             finished = self._acknowledge(reader, request, now)
             for name, (first, next_) in ranges.items():
                 if name not in self._streams:

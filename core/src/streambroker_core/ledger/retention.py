@@ -8,9 +8,10 @@ Rules, strongest first:
 
 With an archive its limits replace the third rule. They count only unclaimed epochs.
 
-A ``drop`` reader claims only its plan. A ``wait`` reader that blocked the export for longer than
-``wait_limit`` is *demoted*: it drops until its lag is small again. Removal counts no losses: a
-reader's loss is the distance from its position to the next retained epoch, so replays count once.
+A ``drop`` reader claims only its plan. So does a batch read, until its tasks are done. A ``wait``
+reader that blocked the export for longer than ``wait_limit`` is *demoted*: it drops until its lag
+is small again. Removal counts no losses: a reader's loss is the distance from its position to the
+next retained epoch, so replays count once.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ class Reader:
         agent_incarnations: incarnations of its agent that have sent requests, the present one last.
         calls: number of the last call in that incarnation.
         control: it reads control tuples.
+        once: it is a batch read, which is forgotten when its claims end.
+        released: a batch read that claims nothing more; it may repeat reads of its plan.
     """
 
     id: str
@@ -111,6 +114,8 @@ class Reader:
     agent_incarnations: tuple[str, ...] = ()
     calls: int = 0
     control: bool = False
+    once: bool = False
+    released: bool = False
 
     @property
     def is_dropping(self) -> bool:
@@ -207,7 +212,7 @@ class Claims:
 
     def can_hold(self, reader: Reader, now: float) -> bool:
         """Return whether a reader prevents, or may come to prevent, that epochs are removed."""
-        if not self.has_claims(reader, now):
+        if reader.released or not self.has_claims(reader, now):
             return False
         planned = any(c.planned for c in reader.cursors.values())
         return reader.is_holding or planned or reader.archived is not None
@@ -262,9 +267,13 @@ class Claims:
             known.lease_expires = max(known.lease_expires, until)
 
     def end_lease(self, reader: str, now: float) -> None:
-        """End the lease of a reader that stopped cleanly; its claims last for grace."""
+        """End the lease of a reader that stopped cleanly; its claims last for grace.
+
+        Those of a batch read end at once.
+        """
         if reader in self.readers:
-            self.readers[reader].lease_expires = now
+            known = self.readers[reader]
+            known.lease_expires, known.released = now, known.once
             self.forget_fronts()
 
     # -- positions of the slowest readers ----------------------------------------------------
@@ -521,7 +530,7 @@ class Retention:
         """Return the epochs that readers claim without holding all later ones."""
         ranges = []
         for reader in self._readers.values():
-            if not self._claims.has_claims(reader, now):
+            if reader.released or not self._claims.has_claims(reader, now):
                 continue
             cursor = reader.cursors.get(stream.id)
             if cursor is not None and cursor.planned is not None:

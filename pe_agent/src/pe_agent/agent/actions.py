@@ -25,6 +25,8 @@ def job_actions(agent: Agent) -> Actions:
     )
     actions.on(reader.ReaderLeave, lambda r: imports.leave(r.reader, r.session))
     actions.on(reader.ReaderHeads, imports.available_now.heads)
+    actions.on(reader.ReaderSnapshot, imports.snapshots.plan)
+    actions.on(reader.ReaderDone, imports.snapshots.finish_slice)
     actions.on(reader.ReaderWhere, imports.slices.locate)
     actions.on(job.QueryBegin, imports.begin_query)
     actions.on(job.QueryEnd, imports.queries.end)

@@ -18,6 +18,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.model.schema import Column, nested_name, to_ddl
 from streambroker_core.wire.agent_rpc.job import GetView
 from streambroker_core.wire.agent_rpc.reader import GetSchema
+from streambroker_core.wire.encoding.start import START_FORMS, is_start
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -42,7 +43,9 @@ PACKED_ONLY = frozenset(
     }
 )
 """Options that mean nothing without ``control``."""
-OPTION_NAMES = PACKED_ONLY | frozenset(
+BATCH_ONLY = frozenset({"start", "end", "filter"})
+"""Options of batch reads."""
+OPTION_NAMES = (PACKED_ONLY | BATCH_ONLY) | frozenset(
     {
         "export",
         "import",
@@ -165,6 +168,43 @@ class Options:
             agent_key=lowered.get("agentkey"),
             packing=_read_packing(lowered),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRange:
+    """What a batch read reads.
+
+    Attributes:
+        start, end: as the start of an import.
+        filter: narrows that of the import.
+    """
+
+    start: str = "earliest"
+    end: str = "latest"
+    filter: str | None = None
+
+    @staticmethod
+    def read(options: Mapping[str, str]) -> BatchRange:
+        """Parse and check Spark's options."""
+        lowered = {name.lower(): value for name, value in options.items()}
+        if _read_bool(lowered, "control", False):
+            raise OptionError("option `control` is for a readStream; a batch read has rows alone.")
+        given = {name: lowered[name] for name in BATCH_ONLY if name in lowered}
+        for name in ("start", "end"):
+            if not is_start(given.get(name, "latest")):
+                raise OptionError(
+                    f"option `{name}` is {given[name]!r}; it has to be {START_FORMS}."
+                )
+        return BatchRange(**given)
+
+    @staticmethod
+    def check_absent(options: Mapping[str, str]) -> None:
+        """Raise OptionError if an option of a stream is one of batch reads."""
+        for name in options:
+            if name.lower() in BATCH_ONLY:
+                raise OptionError(
+                    f"option `{name}` is for spark.read; a readStream has that of its import."
+                )
 
 
 class SchemaUnknownError(StreambrokerError):

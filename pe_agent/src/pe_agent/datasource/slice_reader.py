@@ -7,23 +7,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from pe_agent.datasource.objects.reader import read_objects
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.packer import ImportPacker, read_row_numbers
-from pe_agent.datasource.slice_info import (
-    build_source_column,
-    current_query,
-    describe_epochs,
-)
 from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.control.runtime.control_rows import to_batch
 from streambroker_core.control.tuples.epoch_control import parse_indexed
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger.offset import Offset, ranges
 from streambroker_core.model import pe_of
 from streambroker_core.wire.agent_rpc.reader import ReaderWhere
 
@@ -143,3 +140,30 @@ class SliceReader:
                 array = batch.column(column.name)
                 arrays.append(array if array.type == column.type else array.cast(column.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def current_query() -> str | None:
+    """Return the id of the query that this task belongs to; None outside of a task."""
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty("sql.streaming.queryId")
+
+
+def build_source_column(
+    type_: pa.DataType, rows: int, ticket: dict[str, Any], meta: dict[str, Any]
+) -> pa.Array:
+    """Return the `_source` column."""
+    _, job, _, port = ticket["export"].split("/")
+    value = {"job": job, "port": port, "stream": ticket["stream"], "epoch": meta["epoch"]}
+    return pa.array([value] * rows, type=type_)
+
+
+def describe_planned(start: dict[str, Any], end: dict[str, Any]) -> str:
+    """Return the epochs that a batch reads, as text for messages."""
+    planned = ranges(Offset.decode(start), Offset.decode(end))
+    return ", ".join(f"epochs {f} to {n - 1} of stream {s}" for s, (f, n) in planned.items())
+
+
+def describe_epochs(ticket: dict[str, Any]) -> str:
+    """Return the range of epochs of a ticket, as text for messages."""
+    numbers = [p[0] for p in ticket["pieces"]]
+    return f"{min(numbers)} to {max(numbers)}"

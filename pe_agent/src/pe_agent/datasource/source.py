@@ -15,6 +15,7 @@ from typing import Any, cast
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
@@ -27,10 +28,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pe_agent.datasource.batch_reader import StreambrokerBatchReader
 from pe_agent.datasource.columns import parse_struct
 from pe_agent.datasource.lease import Prefetcher
 from pe_agent.datasource.options import (
     SOURCE_FIELD,
+    BatchRange,
     OptionError,
     Options,
     fetch_schema,
@@ -39,8 +42,7 @@ from pe_agent.datasource.packer import ImportPacker, link_control_slices
 from pe_agent.datasource.pinned_rules import PinnedRulesFile
 from pe_agent.datasource.reader_calls import HEADS_WAIT, ReaderCalls
 from pe_agent.datasource.sink import StreambrokerStreamWriter
-from pe_agent.datasource.slice_info import describe_planned
-from pe_agent.datasource.slice_reader import Slice, SliceReader
+from pe_agent.datasource.slice_reader import Slice, SliceReader, describe_planned
 from pe_agent.datasource.slots import add_slots, packed_ddl
 from pe_agent.spark.worker import freeze_modules
 from pe_agent.transport.agent_client import AgentClient
@@ -65,6 +67,8 @@ class ExportRefusesError(StreambrokerError):
 class StreambrokerDataSource(DataSource):
     """``spark.readStream.format("streambroker").option("import", port)``, and writing.
 
+    ``spark.read`` reads what the exports have: all of it, or from ``start`` to ``end``.
+
     Options: ``import`` or ``export`` (the port), ``agent``, ``agentToken``, ``maxBytesPerBatch``
     (bytes, default 256 MiB or one epoch), ``reconnect`` (seconds, default 60), ``source``,
     ``failOnDataLoss`` (default true), ``stopAtEnd``, ``agentCa`` (a file) and ``agentPlain``.
@@ -88,9 +92,15 @@ class StreambrokerDataSource(DataSource):
         ddl = _fetch_columns(options)
         return f"{ddl}, {SOURCE_FIELD}" if options.source else ddl
 
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of one batch."""
+        range_ = BatchRange.read(self.options)
+        return StreambrokerBatchReader(schema, Options.read(self.options, "import"), range_)
+
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return the reader of one query."""
         options = Options.read(self.options, "import")
+        BatchRange.check_absent(self.options)
         if options.packing is None:
             return StreambrokerStreamReader(schema, options)
         ddl = packed_ddl(slots=options.packing.slots)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from difflib import get_close_matches
 from enum import Enum
 from typing import TypeVar
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model.durations import FORMS, Duration, in_microseconds
+from streambroker_core.wire.encoding.start import START_FORMS, is_start
 
 
 class ArgumentError(StreambrokerError):
@@ -107,3 +109,11 @@ def check_keywords(function: str, given: Mapping[str, object], known: Collection
             if name in _MOVED_KEYWORDS:
                 hint = f". Use {_MOVED_KEYWORDS[name]}."
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def check_start(start: StartAt | datetime | str, name: str) -> str:
+    """Return a start, or an end, as text; raise ArgumentError if it is none."""
+    text = start.isoformat() if isinstance(start, datetime) else str(start)
+    if not is_start(text):
+        raise ArgumentError(f"{name} is {start!r}; it has to be {START_FORMS}.")
+    return text

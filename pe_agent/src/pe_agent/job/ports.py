@@ -8,17 +8,21 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pe_agent.datasource.options import SOURCE_FIELD, fetch_schema
+from pe_agent.datasource.schemas import Columns, as_ddl
 from pe_agent.job.applied import wait_applied
-from pe_agent.job.arguments import Congestion, check_choice
+from pe_agent.job.arguments import Congestion, StartAt, check_choice, check_start
 from pe_agent.job.context import JobContext
 from pe_agent.job.expression_errors import mark_expression_errors
 from pe_agent.job.port_client import PortClient
 from pe_agent.job.send_control import SentControl, build_request, send_to_importers
 from pe_agent.job.statuses import Route
+from pe_agent.spark.session import active_session
 from pe_agent.transport.agent_client import send
 from streambroker_core.control.tuples import ALL_TARGETS, Delivery, Target
 from streambroker_core.control.tuples.payloads import Codec, default_delivery
@@ -32,6 +36,7 @@ from streambroker_core.wire.agent_rpc.job import GetStatus, GetView
 from streambroker_core.wire.agent_rpc.publisher import PublisherFinish
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 P = TypeVar("P")
@@ -285,6 +290,41 @@ class ImportPort(_Port):
         with mark_expression_errors(body):
             parse(body["filter"], "filter")
             return self._put("filter", body, {"filter": canonical_filter(filter)})
+
+    def read(
+        self,
+        start: StartAt | datetime | str = "earliest",
+        end: StartAt | datetime | str = "latest",
+        *,
+        filter: str | None = None,  # noqa: A002 - the word of the API
+        schema: Columns | None = None,
+        source: bool = False,
+    ) -> DataFrame:
+        """Read what the exports have now as a DataFrame that is not streaming.
+
+        It is a snapshot, made by its first action. Call this again for a newer one, and also when
+        the last read of a DataFrame is longer ago than ``buffer.grace``: it is unreadable then.
+
+        Args:
+            start: ``earliest``, a time as datetime or ``2026-01-31T12:00:00Z``, or a time ago,
+                ``-1h``: read what was published from then on.
+            end: the same, or ``latest``: read what was published before.
+            filter: narrows the filter of the import.
+            schema: columns as DDL, StructType or Arrow schema; default is those of the first match.
+            source: add the column ``_source``.
+
+        Raises:
+            ArgumentError: ``start`` or ``end`` is none.
+            SchemaUnknownError: no ``schema`` and no match in 60 s.
+        """
+        times = {"start": check_start(start, "start"), "end": check_start(end, "end")}
+        options = {**self._job.agent_options(), **times, "import": self.name}
+        ddl = fetch_schema(self._job.agent, self.name) if schema is None else as_ddl(schema)
+        if filter is not None:
+            options["filter"] = filter
+        reader = self._job.spark.read.format("streambroker").options(**options, source=str(source))
+        with active_session(self._job.spark):
+            return reader.schema(f"{ddl}, {SOURCE_FIELD}" if source else ddl).load()
 
     def is_applied(self, generation: int) -> bool:
         """Return whether the agent's view has it, and every active reader has pinned it."""

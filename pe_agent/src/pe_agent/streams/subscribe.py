@@ -16,6 +16,7 @@ from pe_agent.job.arguments import (
     StartAt,
     check_choice,
     check_keywords,
+    check_start,
 )
 from pe_agent.job.expression_errors import mark_expression_errors
 from pe_agent.spark.session import active_session
@@ -23,7 +24,6 @@ from streambroker_core.control.tuples.payloads import type_name
 from streambroker_core.deprecation import warn_deprecated
 from streambroker_core.expression import parse
 from streambroker_core.model.schema import Schema, parse_ddl, to_ddl, to_items
-from streambroker_core.wire.encoding.start import START_FORMS, is_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -230,17 +230,10 @@ def _import_spec(port: str, subscription: str | None, settings: ImportSettings) 
         "onCongestion": settings.get("on_congestion"),
     }
     if more["start"] is not None:
-        more["start"] = _start_text(more["start"])
+        more["start"] = check_start(more["start"], "start")
     if more["onCongestion"] is not None:
         more["onCongestion"] = check_choice(OnCongestion, more["onCongestion"], "on_congestion")
     return spec | {name: value for name, value in more.items() if value is not None}
-
-
-def _start_text(start: StartAt | datetime | str) -> str:
-    text = start.isoformat() if isinstance(start, datetime) else str(start)
-    if not is_start(text):
-        raise ArgumentError(f"start is {start!r}; it has to be {START_FORMS}.")
-    return text
 
 
 def _select_columns(schema: Schema, columns: Sequence[str] | None) -> Schema:

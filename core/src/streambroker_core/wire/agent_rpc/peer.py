@@ -226,6 +226,25 @@ class PeerReplan(_Plan, Request[RegisteredPlan]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSnapshot(_Plan, Request[RegisteredPlan]):
+    """Plan a batch read: all epochs from ``start`` to ``end``, both as the start of an import.
+
+    ``schema`` is the DDL of the reader's columns. The plan is claimed until `PeerLeave`.
+    """
+
+    action: ClassVar[str] = "peer.snapshot"
+    start: str
+    end: str
+    schema: str | None
+
+    def __post_init__(self) -> None:
+        _Plan.__post_init__(self)
+        for at in (self.start, self.end):
+            if not is_start(at):
+                raise MessageInvalidError(f"{at!r} is not {START_FORMS}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedImport:
     """Capability of one import, and the passes of its readers.
 
@@ -299,7 +318,7 @@ class PeerLeave(Request[None]):
     pass_: str | None = None
 
 
-def credentials(request: PeerPlan | PeerReplan) -> PeerCredentials:
+def credentials(request: PeerPlan | PeerReplan | PeerSnapshot) -> PeerCredentials:
     """Return the credentials in a request."""
     return decode(PeerCredentials, to_json(request))
 

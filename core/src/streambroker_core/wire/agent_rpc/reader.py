@@ -124,6 +124,33 @@ class ReaderSlices(Request[Slices | Busy]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderSnapshot(Request[Slices]):
+    """Plan a batch read of what the exports of an import have, and cut it.
+
+    ``start`` and ``end`` are as the start of an import. ``filter`` narrows that of the import.
+    """
+
+    action: ClassVar[str] = "reader.snapshot"
+    import_: str
+    reader: str
+    columns: Sequence[str]
+    schema: str
+    start: str
+    end: str
+    filter: str | None = None
+    lossy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderDone(Request[None]):
+    """Report that a task has read a slice of a batch read; after the last one its claims end."""
+
+    action: ClassVar[str] = "reader.done"
+    reader: str
+    slice: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed:
     """Whether a lease was renewed; false if another process has it."""
 

@@ -264,5 +264,6 @@ class AgentExport:
                         "sentControl": dict(state.deliveries.sent_control(id_)),
                     }
                     for id_, reader in ledger.readers.items()
+                    if not reader.once
                 },
             }

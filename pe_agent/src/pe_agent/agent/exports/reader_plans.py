@@ -33,6 +33,7 @@ class RegisteredPlan:
         order: the streams, in publishing order.
         control: epochs with control tuples, by stream.
         direct: epochs by stream that tasks may read from the bucket: the reader has no filter.
+        ranges: the epochs ``[first, next)``, by stream.
     """
 
     blocks: dict[str, dict[int, list[tuple[int, int]]]]
@@ -40,6 +41,7 @@ class RegisteredPlan:
     order: tuple[str, ...] = ()
     control: dict[str, list[int]] = field(default_factory=dict)
     direct: dict[str, list[int]] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class ReaderPlans:
@@ -156,7 +158,12 @@ class ReaderPlans:
                 "reader %s continues without epochs %s of %s", request.reader, skipped, name
             )
         return RegisteredPlan(
-            blocks=blocks, missing=missing, order=order, control=control, direct=direct
+            blocks=blocks,
+            missing=missing,
+            order=order,
+            control=control,
+            direct=direct,
+            ranges=ranges,
         )
 
     def _epochs_with_control(self, stream: str, epochs: Iterable[int]) -> list[int]:
@@ -229,6 +236,8 @@ class ReaderPlans:
                 return None
             if read.query is not None and known is not None:
                 known.query = read.query
+            if known is not None and known.once:
+                self._ledger.claims.renew(read.reader, self._state.clock())
             export_stream = self._state.streams.get(read.stream)
             return None if export_stream is None else export_stream.manifests.get(epoch)
 
@@ -271,8 +280,14 @@ class ReaderPlans:
             delivery.planned_since = self._state.clock()
 
     def count_released_plans(self) -> None:
-        """Release what readers claim that are away for longer than grace; count their plans."""
+        """Release what readers claim that are away for longer than grace; count their plans.
+
+        Batch reads are forgotten.
+        """
         for reader in self._ledger.claims.released_readers(self._state.clock()):
+            if reader.once:
+                self._ledger.planner.evict(reader)
+                continue
             delivery = self._deliveries.for_reader(reader.id)
             if self._ledger.retention.archive(reader):
                 self._state.save_reader(reader.id)
@@ -281,6 +296,7 @@ class ReaderPlans:
                 delivery.released_plans += 1
                 self._state.save_reader(reader.id)
                 log.warning("the plan of reader %s is released: it is away", reader.id)
+        self._forget_evicted()
 
     def _forget_evicted(self) -> None:
         for id_ in self._ledger.planner.evicted:

@@ -34,6 +34,7 @@ def encode_reader(reader: Reader, delivery: ReaderDelivery) -> dict[str, Any]:
         "turned": reader.demoted,
         "turns": reader.demotions,
         "control": reader.control,
+        **({"once": True} if reader.once else {}),
         "delivery": asdict(delivery),
     }
 
@@ -58,6 +59,7 @@ def decode_reader(
         demoted=state.get("turned", False),
         demotions=state.get("turns", 0),
         control=state.get("control", False),
+        once=state.get("once", False),
         cursors={
             s: Cursor(next=next_, planned=None if planned is None else tuple(planned), first=first)
             for s, (next_, planned, first) in _only_existing(streams, state["cursors"]).items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from pe_agent.agent.imports.peer_agents import PeerAgents
@@ -18,7 +19,11 @@ from streambroker_core.wire.broker.view import ImportPort
 
 
 class ImportState:
-    """Readers, routes and other agents, as shared by the parts of :class:`OffsetPlanner`."""
+    """Readers, routes and other agents, as shared by the parts of :class:`OffsetPlanner`.
+
+    Attributes:
+        snapshots: readers of the latest batch reads, the oldest first.
+    """
 
     def __init__(
         self,
@@ -34,6 +39,7 @@ class ImportState:
         self.notifier = notifier
         self.control_log = control_log or ControlLog(store, notifier.notify)
         self.readers = ImportReaders(store)
+        self.snapshots: dict[str, ImportReader] = {}
         self._is_declared = is_declared
         self.peers = PeerAgents(
             notifier, self.readers.alive, self.readers.unfinished, self.readers.find_pass
@@ -65,6 +71,12 @@ class ImportState:
     def own_streams(reader: ImportReader, export: str, start: Offset) -> list[str]:
         """Return the streams that the reader attributes to an export."""
         return [s for s in start.streams if reader.export_by_stream.get(s) == export]
+
+    def report_leaves(self, reader: ImportReader) -> None:
+        """Report to all exporters that a reader has ended, without waiting for them."""
+        for export, location in dict(reader.addresses).items():
+            args = (location, export, reader.import_, reader.id, reader.passes.get(export))
+            threading.Thread(target=self.peers.report_leave, args=args, daemon=True).start()
 
     def find_route(self, reader: ImportReader, export: str) -> tuple[str, str | None]:
         """Return address and capability of an export; without a route its last address."""

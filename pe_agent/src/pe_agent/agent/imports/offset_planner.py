@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +21,7 @@ from pe_agent.agent.imports.pinned_rules import hold_back, pin_rules
 from pe_agent.agent.imports.plan_requests import NextBatch, PlanRequests
 from pe_agent.agent.imports.readers import ImportReader
 from pe_agent.agent.imports.slice_planner import SlicePlanner
+from pe_agent.agent.imports.snapshots import Snapshots
 from streambroker_core.ledger.offset import (
     Offset,
     advance,
@@ -47,6 +47,7 @@ class OffsetPlanner:
         slices: requests of Spark's ``partitions``.
         available_now: targets of runs up to a limit.
         queries: backpressure on the queries that read.
+        snapshots: batch reads.
     """
 
     def __init__(
@@ -60,16 +61,14 @@ class OffsetPlanner:
         self.slices = slices
         self.available_now = available_now
         self.queries = queries
+        self.snapshots = Snapshots(state)
         self._plans = PlanRequests(state)
 
     def leave(self, reader: str, session: str) -> None:
         """Release the lease of a source process that has ended; its claims last for ``grace``."""
         known = self.state.readers.release(reader, session)
-        if known is None:
-            return
-        for export, location in dict(known.addresses).items():
-            args = (location, export, known.import_, reader)
-            threading.Thread(target=self.state.peers.report_leave, args=args, daemon=True).start()
+        if known is not None:
+            self.state.report_leaves(known)
 
     def begin_query(self, request: QueryBegin) -> QueryEnded:
         """Register a running query; return whether all its readers have ended."""

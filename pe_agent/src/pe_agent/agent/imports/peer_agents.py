@@ -262,9 +262,10 @@ class PeerAgents:
             raise AgentRefusedError(CapabilityError.code, why)
         return head
 
-    def report_leave(self, location: str, export: str, import_: str, reader: str) -> None:
-        """Report that a reader's process has stopped; failures are only logged."""
-        pass_ = self._find_pass(reader, export)
+    def report_leave(
+        self, location: str, export: str, import_: str, reader: str, pass_: str | None
+    ) -> None:
+        """Report that a reader has ended; failures are only logged."""
         request = PeerLeave(export=export, import_=import_, reader=reader, pass_=pass_)
         try:
             send(AgentClient(location), request, timeout=1.0)

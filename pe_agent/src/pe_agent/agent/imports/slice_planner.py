@@ -199,24 +199,12 @@ class SlicePlanner:
         slices = []
         for stream in response.order or response.blocks:
             epochs = response.blocks[stream]
-            direct = set(response.direct.get(stream, ()))
             numbers = (
                 _RowNumbers.from_epochs(next(batch.stream_numbers), epochs)
                 if batch.control
                 else None
             )
-            slices += [
-                {
-                    **common,
-                    "stream": stream,
-                    "pieces": [[p.epoch, p.first, p.last] for p in pieces],
-                    **(numbers.for_slice(pieces) if numbers else {}),
-                    **({"direct": True} if direct.issuperset(p.epoch for p in pieces) else {}),
-                }
-                for pieces in cut_slices(
-                    {int(n): [size for _, size in of] for n, of in epochs.items()}
-                )
-            ]
+            slices += cut_stream(common, stream, response, numbers)
             if numbers and (control := response.control.get(stream)):
                 slices.append({**common, **numbers.for_control(stream, control)})
         missing = {s: [(g[0], g[1], g[2]) for g in of] for s, of in response.gone.items()}
@@ -228,7 +216,8 @@ class SlicePlanner:
         Raises:
             AgentUnreachableError: no route leads to the export.
         """
-        reader = self._state.readers[request.reader]
+        known = self._state.snapshots.get(request.reader)
+        reader = known or self._state.readers[request.reader]
         return Located(location=self._state.find_route(reader, request.export)[0])
 
 
@@ -280,6 +269,26 @@ class _RowNumbers:
             "rows": self.rows,
             "before": [self.epochs[n] for n in epochs],
         }
+
+
+def cut_stream(
+    common: Mapping[str, Any],
+    stream: str,
+    response: RegisteredPlan,
+    numbers: _RowNumbers | None = None,
+) -> list[dict[str, Any]]:
+    """Cut the planned blocks of a stream; each ticket has the fields of ``common``."""
+    epochs, direct = response.blocks[stream], set(response.direct.get(stream, ()))
+    return [
+        {
+            **common,
+            "stream": stream,
+            "pieces": [[p.epoch, p.first, p.last] for p in pieces],
+            **(numbers.for_slice(pieces) if numbers else {}),
+            **({"direct": True} if direct.issuperset(p.epoch for p in pieces) else {}),
+        }
+        for pieces in cut_slices({int(n): [size for _, size in of] for n, of in epochs.items()})
+    ]
 
 
 def _register_plan(location: str, request: PeerReplan) -> RegisteredPlan:

@@ -51,6 +51,7 @@ from streambroker_core.wire.agent_rpc.peer import (
     PeerObjects,
     PeerPlan,
     PeerReplan,
+    PeerSnapshot,
     PeerWatch,
 )
 
@@ -78,6 +79,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         watching, plans = WatchService(agent, access), PeerPlans(agent, access)
         self._actions.on(PeerPlan, plans.plan)
         self._actions.on(PeerReplan, plans.register)
+        self._actions.on(PeerSnapshot, plans.snapshot)
         self._actions.on(PeerWatch, watching.watch)
         self._actions.on(PeerLeave, watching.leave)
         self._actions.on(PeerObjects, self._find_objects)

@@ -7,6 +7,9 @@ from dataclasses import replace
 
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.exports import read_grant as grants
+from pe_agent.agent.exports import reader_plans
+from pe_agent.agent.exports.batch_reads import plan_batch_read
+from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.exports.read_grant import Grant
 from pe_agent.agent.server.caller_checks import MAX_LEASE
 from pe_agent.agent.server.peer_access import AuthorizedRead, PeerAccess
@@ -16,6 +19,7 @@ from streambroker_core.ledger.plan import Plan, PlanRequest
 from streambroker_core.wire.agent_rpc.peer import (
     PeerPlan,
     PeerReplan,
+    PeerSnapshot,
     Planned,
     RegisteredPlan,
     credentials,
@@ -59,10 +63,33 @@ class PeerPlans:
             filter_=request.filter,
             columns=request.columns,
         )
+        return self._grant(export, request, registered)
+
+    def snapshot(self, request: PeerSnapshot) -> RegisteredPlan:
+        """Plan a batch read and return its blocks, with a grant to read them."""
+        authorized = self._access.authorize(credentials(request))
+        export = authorized.export
+        self._access.check_filter(export, request.filter)
+        registered = plan_batch_read(
+            export,
+            to_plan_request(request, authorized),
+            request.end,
+            filter_=request.filter,
+            columns=request.columns,
+            schema=request.schema,
+        )
+        return self._grant(export, request, registered)
+
+    def _grant(
+        self,
+        export: AgentExport,
+        request: PeerReplan | PeerSnapshot,
+        registered: reader_plans.RegisteredPlan,
+    ) -> RegisteredPlan:
         grant = Grant(
             export=export.key,
             reader=request.reader,
-            ranges=request.ranges,
+            ranges=registered.ranges,
             filter=request.filter,
             columns=column_names(request.columns),
         )
@@ -77,7 +104,9 @@ class PeerPlans:
         )
 
 
-def to_plan_request(request: PeerPlan | PeerReplan, authorized: AuthorizedRead) -> PlanRequest:
+def to_plan_request(
+    request: PeerPlan | PeerReplan | PeerSnapshot, authorized: AuthorizedRead
+) -> PlanRequest:
     """Return the ledger's request; without a grant it acknowledges nothing."""
     control = None if request.control is None else frozenset(request.control)
     common = PlanRequest(
@@ -97,6 +126,8 @@ def to_plan_request(request: PeerPlan | PeerReplan, authorized: AuthorizedRead) 
     )
     if isinstance(request, PeerReplan):
         return common
+    if isinstance(request, PeerSnapshot):
+        return replace(common, start=request.start, once=True)
     return replace(
         common,
         start=request.start,

@@ -1,0 +1,41 @@
+"""Batch reads of an export: a plan of all epochs between two times."""
+
+from __future__ import annotations
+
+from pe_agent.agent.exports.export import AgentExport
+from pe_agent.agent.exports.reader_plans import RegisteredPlan
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger.plan import PlanRequest
+
+
+class SchemaMismatchError(StreambrokerError):
+    """Epochs of a batch read lack its columns; nothing was planned."""
+
+    code = "SchemaMismatch"
+
+
+def plan_batch_read(
+    export: AgentExport,
+    request: PlanRequest,
+    end: str,
+    *,
+    filter_: str | None,
+    columns: list[str] | None,
+    schema: str | None,
+) -> RegisteredPlan:
+    """Register a batch read from the start of ``request`` to ``end``.
+
+    Raises:
+        SchemaMismatchError: epochs in between lack columns of ``schema``.
+        DataLossError, OvertakenError, ReadersExceededError, RevokedError: see core's ledger.
+    """
+    with export.state.lock:
+        now = export.state.clock()
+        ranges = export.state.ledger.planner.find_epochs(request.start, end, now)
+        mismatches = export.plans.schema_mismatches(filter_, columns, schema)
+        for stream in ranges:
+            if stream in mismatches:
+                raise SchemaMismatchError(mismatches[stream])
+        if not ranges:
+            return RegisteredPlan(blocks={}, missing={})
+        return export.plans.register_plan(request, ranges, filter_=filter_, columns=columns)
