@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
+from pe_agent.datasource.batch_reader import StreambrokerBatchReader
 from pe_agent.datasource.objects import reader as object_reader
 from pe_agent.datasource.objects import writer as object_writer
+from pe_agent.datasource.options import BatchRange
+from pe_agent.datasource.slice_reader import Slice
 from pe_agent.log.objects.bucket import Bucket, open_bucket
 from pe_agent.log.objects.direct import DirectObjects
 from pe_agent.transport import object_transfer
 from pe_agent.transport.flight_errors import AgentRefusedError
 from pe_agent.transport.object_transfer import ObjectTransferError
 from support.agents.agents import Pair, pair
-from support.agents.tasks import Tasks, Writing
+from support.agents.tasks import STRUCT, Tasks, Writing, options_of
 from support.processes.waiting import until
 from support.storage.drill import lose_disk
 from support.storage.servers import MISSING, is_built, s3_server
@@ -83,6 +86,16 @@ def test_a_long_ticket_is_cut_to_what_the_agent_needs(agents: Pair) -> None:
     (ticket,) = reads.tickets(start, reads.reading.end(start))
     assert ticket["direct"]
     assert reads.read({**ticket, "before": [0] * 100_000}) == list(range(20))
+
+
+def test_a_batch_read_reads_objects_too(agents: Pair) -> None:
+    Writing(agents, "trades").publish(0, partitions=2, count=10, size=SIZE)
+    options = options_of(agents.importer, "trades", 20.0)
+    reader = StreambrokerBatchReader(STRUCT, options, BatchRange())
+    slices = reader.partitions()
+    assert all(isinstance(one, Slice) and one.value["direct"] for one in slices)
+    found = [n for one in slices for b in reader.read(one) for n in b.column("n").to_pylist()]
+    assert sorted(found) == list(range(40))
 
 
 def test_small_tasks_send_their_rows_to_the_agent(agents: Pair) -> None:
