@@ -68,7 +68,9 @@ def decode_reader(
     for name, cursor in reader.cursors.items():
         before = max(cursor.next, cursor.planned[1] if cursor.planned else 0)
         cursor.granted_until = state.get("given", {}).get(name, before)
-    delivery = ReaderDelivery(**state["delivery"])
+    # Release 0.1.0 stored `owed`: counts due from other agents of the job.
+    stored = {name: value for name, value in state["delivery"].items() if name != "owed"}
+    delivery = ReaderDelivery(**stored)
     pending = _only_existing(streams, delivery.pending)
     delivery.pending = {s: tuple(n) for s, n in pending.items()}
     delivery.missed = {s: [(g[0], g[1], g[2]) for g in of] for s, of in delivery.missed.items()}
