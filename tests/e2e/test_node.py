@@ -2,6 +2,8 @@
 
 The tests go on from each other, in the order of the file, as one run of the same two jobs; the
 last one counts their rows. With ``STREAMBROKER_E2E_TLS=1`` the broker and both agents speak TLS.
+With ``STREAMBROKER_E2E_BUCKET=1`` the exporter's agent keeps its log in a bucket, and its directory
+ends with its pod.
 """
 
 from __future__ import annotations
@@ -18,14 +20,25 @@ import helm_python
 import pytest
 
 from pe_agent.spark.local_session import ensure_java
+from support.clusters.bucket import run_bucket
 from support.clusters.node import Cluster, running_cluster
-from support.clusters.pods import CLAIMS, NAMESPACE, Filter, Jobs, explained, prepared, row
+from support.clusters.pods import (
+    CLAIMS,
+    NAMESPACE,
+    Filter,
+    Jobs,
+    explained,
+    prepared,
+    row,
+    with_bucket,
+)
 from support.kubernetes.charts import CHART, RELEASE
 from support.processes.waiting import until
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
 
 TLS = os.environ.get("STREAMBROKER_E2E_TLS") == "1"
+BUCKET = os.environ.get("STREAMBROKER_E2E_BUCKET") == "1"
 BROKER = "streambroker"
 """Namespace of the release."""
 _READY_SECONDS = 180.0
@@ -88,12 +101,16 @@ def cluster(request: pytest.FixtureRequest, folder: Path) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def world(cluster: Cluster, folder: Path) -> Iterator[World]:
     """Install the chart as the example's README says; remove it from a cluster that goes on."""
-    jobs = Jobs(cluster, prepared(folder / "example"), TLS)
+    jobs = Jobs(cluster, prepared(folder / "example"), TLS, BUCKET)
     signed = {"mode": "self-signed" if TLS else "off"}
     with helm_python.Config(kubeconfig_path=cluster.kubeconfig, namespace=BROKER) as helm:
         try:
             cluster.kubectl("apply", f"--filename={jobs.folder / 'jobs.yaml'}")
             cluster.make_volumes(CLAIMS, NAMESPACE)
+            if BUCKET:
+                with_bucket(jobs.folder)
+                access = [f"--from-literal={k}={v}" for k, v in run_bucket(cluster).items()]
+                jobs.kubectl("create", "secret", "generic", "feed-bucket", *access)
             helm.install(
                 CHART,
                 RELEASE,
@@ -221,7 +238,10 @@ def test_a_killed_broker_costs_nothing_and_changes_go_on_with_the_other(world: W
 
 
 def test_a_driver_pod_that_is_deleted_under_load_goes_on_from_its_volume(world: World) -> None:
-    """The agent of the first driver ran beside it, that of the second one is a sidecar."""
+    """The agent of the first driver ran beside it, that of the second one is a sidecar.
+
+    With a bucket the second one has an empty directory, and no sidecar.
+    """
     deleted = world.jobs.driver("feed")
     world.jobs.kubectl("delete", "pod", deleted, "--wait=false")
     world.jobs.submit("feed", sidecar=True)

@@ -29,7 +29,7 @@ _START_SECONDS = 240.0
 _IMPORT_SECONDS = 240.0
 _KUBECTL_SECONDS = 120.0
 _PAUSE_SECONDS = 0.5
-_SPARK_USER = 185
+SPARK_USER = 185
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Cluster:
             folder = self.volumes / claim
             folder.mkdir()
             # A node does not change the owner of its own folders for a pod.
-            os.chown(folder, _SPARK_USER, _SPARK_USER)
+            os.chown(folder, SPARK_USER, SPARK_USER)
             volume = {
                 "apiVersion": "v1",
                 "kind": "PersistentVolume",

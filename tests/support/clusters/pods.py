@@ -76,6 +76,8 @@ home = pathlib.Path("{HOME}/checkpoint")
 batch = max(int(file.name) for file in home.glob("commits/*") if file.name.isdigit())
 print(int((home / "offsets" / str(batch)).read_text().split()[-1]) * {ROWS_PER_SECOND})
 """
+_KEPT_MOUNT = f"        - {{name: kept, mountPath: {HOME}}}"
+_KEPT = "    - {name: kept, persistentVolumeClaim: {claimName: feed-0}}\n"
 _GAP_ROWS = 10 * ROWS_PER_SECOND
 
 
@@ -86,11 +88,12 @@ def row(number: int) -> Row:
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs feed and alerts on a cluster."""
+    """The jobs feed and alerts on a cluster; with a bucket, feed's agent has no volume."""
 
     cluster: Cluster
     folder: Path
     tls: bool = False
+    bucket: bool = False
 
     def kubectl(self, *arguments: str, stdin: str = "", **environment: str) -> str:
         return self.cluster.kubectl(
@@ -106,7 +109,8 @@ class Jobs:
 
     def submit(self, job: str, *, sidecar: bool = False) -> None:
         """Run submit.sh; the driver pod is made when it returns."""
-        names = {"DRIVER": f"{job}-driver{'-sidecar' if sidecar else ''}", "EXECUTOR": "executor"}
+        kind = "-bucket" if self.bucket and job == "feed" else "-sidecar" if sidecar else ""
+        names = {"DRIVER": f"{job}-driver{kind}", "EXECUTOR": "executor"}
         pods = {key: f"{'tls/' if self.tls else ''}{name}.yaml" for key, name in names.items()}
         settings = [
             word for name, value in _SMALL.items() for word in ("--conf", f"{name}={value}")
@@ -195,6 +199,18 @@ def prepared(folder: Path) -> Path:
         ('.format("console")', ".foreachBatch(keep)"),
     )
     return folder
+
+
+def with_bucket(folder: Path) -> None:
+    """Change the example so that feed's log is in a bucket, and its checkpoint on its volume."""
+    _change(
+        folder / "feed-driver-bucket.yaml",
+        ("- name: CHECKPOINT\n", ""),
+        ("          value: s3a://rows/checkpoints/jobs/feed\n", ""),
+        (f"mountPath: {HOME}}}", f"mountPath: {HOME}/agent}}\n{_KEPT_MOUNT}"),
+        ("emptyDir: {sizeLimit: 4Gi}\n", f"emptyDir: {{sizeLimit: 4Gi}}\n{_KEPT}"),
+    )
+    _change(folder / "streams.yaml", ("  buffer: {max", "  durability: stored\n  buffer: {max"))
 
 
 def _change(path: Path, *changes: tuple[str, str]) -> None:
