@@ -10,7 +10,7 @@ from streambroker_core.graph.job_graph import Job
 from streambroker_core.model.properties import Value
 
 _NAME_TEXT = re.compile(r"[-A-Za-z0-9_./]+")
-_PROPERTY = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=(?!=)\s*(.+?)\s*", re.DOTALL)
+_PROPERTY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=(?!=)\s*(.+)", re.DOTALL)
 
 
 def read_match(text: str) -> Callable[[Job], bool]:
@@ -26,7 +26,7 @@ def read_match(text: str) -> Callable[[Job], bool]:
     """
     if _NAME_TEXT.fullmatch(text):
         return _match_names(text.lower())
-    of_property = _PROPERTY.fullmatch(text)
+    of_property = _PROPERTY.fullmatch(text.strip())
     if of_property is not None:
         return _match_property(of_property[1], of_property[2])
     expression = parse(text)
