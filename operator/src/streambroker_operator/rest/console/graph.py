@@ -25,6 +25,8 @@ MAX_GRAPHS = 16
 """Maximum number of namespaces whose graphs are kept."""
 MAX_LISTED = 10
 """Maximum number of routes that are listed of one edge."""
+MAX_PORTS = 20
+"""Maximum number of ports of each kind that are named of one job."""
 MAX_MATCH = 2_048
 """Maximum length of a search text, in characters."""
 _LISTED = ("rowsPerSecond", "lagRows", "lagSeconds")
@@ -160,7 +162,13 @@ def _node_body(node: graph.Node, states: Any) -> dict[str, Any]:
     if node.kind != "job":
         return {**body, "jobs": len(node.jobs)}
     job = node.jobs[0]
-    return {**body, "job": job.key.job, **({"external": True} if job.external else {})}
+    return {
+        **body,
+        "job": job.key.job,
+        "exportPorts": list(job.exports[:MAX_PORTS]),
+        "importPorts": list(job.imports[:MAX_PORTS]),
+        **({"external": True} if job.external else {}),
+    }
 
 
 def _edge_body(
