@@ -76,7 +76,8 @@ async def test_a_drawing_is_bounded_and_names_its_limit(cli: Cli) -> None:
 
     assert "%% 4 jobs and 2 routes, at most 3 nodes and edges drawn." in out
     assert "Folded" in out
-    assert 'n0[("namespace default<br/>4 jobs")]' in out
+    assert 'n1[["market.Feed<br/>default, 1 job"]]' in out
+    assert '"2 routes, unknown"' in out
 
 
 @pytest.mark.parametrize(
