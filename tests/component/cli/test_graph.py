@@ -107,3 +107,21 @@ async def test_a_drawing_holds_no_token(
         code, out, err = await cli("graph", "-o", output)
         assert code == 0
         assert TOKENS["ops"] not in out + err
+
+
+async def test_the_drawing_in_the_readme_is_what_the_command_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[3] / "README.md").read_text()
+    (block,) = re.findall(r"```mermaid\n(flowchart LR.*?)```", text, re.DOTALL)
+    async with running_broker(tmp_path / "readme.db") as (_, rest):
+        properties = {"properties": {"kind": "trade", "level": 2}}
+        await rest("PUT", "/job/ticker/pe/0/export/trades", properties)
+        wanted = {"subscription": 'kind == "trade"', "filter": "price > 50"}
+        await rest("PUT", "/job/screen/pe/0/import/trades", wanted)
+        reader = {"import": "default/screen/0/trades", "reader": "r", "alive": True, "lagEpochs": 1}
+        report = {"exports": {"trades": {"readers": [reader]}}, "imports": {}}
+        await rest("PUT", "/job/ticker/pe/0/report", report)
+        _, out, _ = await Cli(rest, capsys, tmp_path)("graph")
+
+    assert out == block

@@ -29,7 +29,7 @@ MAX_EXPLAINED = 20
 DEFAULT_NEAREST = 3
 MAX_NEAREST = 20
 _EXPLAINED_PAIRS = 100
-"""Pairs that are asked for of one import: those with a route come first."""
+"""Pairs that are requested for one import: those with a route come first."""
 _DRAWERS = {"mermaid": draw_mermaid, "dot": draw_dot, "html": draw_html}
 
 

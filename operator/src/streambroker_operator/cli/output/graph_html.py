@@ -11,6 +11,8 @@ from streambroker_operator.cli.output.graph import Drawing, DrawnEdge, DrawnNode
 
 WIDTH, LINE, GAP = 260, 16, 40
 """Width of a node, height of a line and space between nodes, in pixels."""
+DEPTH = 80
+"""How far below its nodes an edge turns that does not lead to the next layer, in pixels."""
 MAX_LABELS = 60
 """Edges above this number show their labels only below the pointer and in the table."""
 _LETTER = 7
@@ -26,8 +28,9 @@ _STYLE = (
 
 
 class _Box(NamedTuple):
-    """Where a node is, in pixels."""
+    """Where a node is, in pixels, and in which layer."""
 
+    layer: int
     x: int
     y: int
     width: int
@@ -38,7 +41,7 @@ def draw_html(drawing: Drawing) -> str:
     """Return a whole document that loads nothing and runs nothing."""
     boxes = _place(drawing)
     width = max((box.x + box.width for box in boxes.values()), default=0) + GAP
-    height = max((box.y + box.height for box in boxes.values()), default=0) + GAP
+    height = max((box.y + box.height for box in boxes.values()), default=0) + DEPTH + GAP
     picture = [
         *(_edge_svg(edge, boxes, len(drawing.edges) <= MAX_LABELS) for edge in drawing.edges),
         *(_node_svg(node, boxes[node.id]) for node in drawing.nodes),
@@ -111,7 +114,7 @@ def _place(drawing: Drawing) -> dict[str, _Box]:
         y = GAP
         for node in column:
             height = LINE * len(node.lines) + LINE
-            boxes[node.id] = _Box(GAP + number * step, y, WIDTH, height)
+            boxes[node.id] = _Box(number, GAP + number * step, y, WIDTH, height)
             y += height + GAP
     return boxes
 
@@ -137,14 +140,24 @@ def _fit(line: str) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
+def _curve(source: _Box, target: _Box) -> tuple[str, int, int]:
+    """Return the curve of an edge and its middle: to the next layer straight, else from below."""
+    if target.layer == source.layer + 1:
+        x1, y1 = source.x + source.width, source.y + source.height // 2
+        x2, y2 = target.x, target.y + target.height // 2
+        bend = (x2 - x1) // 2
+        curve = f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
+        return curve, (x1 + x2) // 2, (y1 + y2) // 2
+    x1, y1 = source.x + source.width * 2 // 3, source.y + source.height
+    x2, y2 = target.x + target.width // 3, target.y + target.height
+    low = max(y1, y2) + DEPTH
+    return f"M{x1} {y1}C{x1} {low} {x2} {low} {x2} {y2}", (x1 + x2) // 2, (y1 + y2 + 6 * low) // 8
+
+
 def _edge_svg(edge: DrawnEdge, boxes: Mapping[str, _Box], labelled: bool) -> str:
-    source, target = boxes[edge.source], boxes[edge.target]
-    x1, y1 = source.x + source.width, source.y + source.height // 2
-    x2, y2 = target.x, target.y + target.height // 2
-    bend = max(GAP, abs(x2 - x1) // 2)
+    curve, x, y = _curve(boxes[edge.source], boxes[edge.target])
+    y -= LINE * (len(edge.lines) - 1) // 2
     dashes = ' stroke-dasharray="5 4"' if edge.refused else ""
-    curve = f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
-    x, y = (x1 + x2) // 2, (y1 + y2) // 2 - LINE * (len(edge.lines) - 1) // 2
     label = "".join(
         f'<text class="label" text-anchor="middle" x="{x}" y="{y + LINE * n}">{_text(line)}</text>'
         for n, line in enumerate(edge.lines)
