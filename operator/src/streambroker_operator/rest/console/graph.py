@@ -11,6 +11,7 @@ from aiohttp import web
 
 from streambroker_core import graph
 from streambroker_core.model import PeKey, Route, is_label
+from streambroker_core.wire.reports.route_states import most_important, route_state
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.agents.reports import REPORTS, AgentReports, top_rows
 from streambroker_operator.rest.guard.rate_limits import caller_name
@@ -133,7 +134,7 @@ def _body(found: graph.Answer, reports: Mapping[PeKey, AgentReports], now: float
     edges = []
     for edge in found.edges:
         rows = top_rows(edge.routes, reports, now)
-        own = [graph.route_state(row) for row in rows]
+        own = [route_state(row) for row in rows]
         for end in (edge.source, edge.target):
             states.setdefault(end, set()).update(own)
         edges.append(_edge_body(edge, rows, own))
@@ -154,7 +155,7 @@ def _node_body(node: graph.Node, states: Any) -> dict[str, Any]:
         "namespace": node.namespace,
         "exports": sum(len(job.exports) for job in node.jobs),
         "imports": sum(len(job.imports) for job in node.jobs),
-        "state": graph.most_important(states),
+        "state": most_important(states),
         "matched": node.matched,
     }
     if node.kind != "namespace":
@@ -181,7 +182,7 @@ def _edge_body(
         "to": edge.target,
         "routes": len(edge.routes),
         "rowsPerSecond": round(sum(rates), 3) if rates else None,
-        "state": graph.most_important(states),
+        "state": most_important(states),
     }
 
 
