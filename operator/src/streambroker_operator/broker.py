@@ -34,6 +34,7 @@ class Broker:
         insecure: allow any address without tokens or TLS, and any host name.
         limits: rate limits of callers.
         certificate: certificate file and key file; None for no TLS.
+        page: whether the page is served at ``/ui/``.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Broker:
         insecure: bool = False,
         limits: RateLimits | None = None,
         certificate: tuple[Path, Path] | None = None,
+        page: bool = True,
     ) -> None:
         self._db = db
         self._host = host
@@ -54,6 +56,7 @@ class Broker:
         self._insecure = insecure
         self._limits = limits
         self._certificate = certificate
+        self._page = page
         self._certificate_task: asyncio.Task[None] | None = None
         self.url = ""
 
@@ -76,7 +79,7 @@ class Broker:
         self.runtime = Runtime(self._store, self._sender)
         self.runtime.feed.start()
         local = is_loopback(self._host) and not self._insecure
-        app = create_app(self.runtime, tokens, self._limits, local=local)
+        app = create_app(self.runtime, tokens, self._limits, local=local, page=self._page)
         tls = None if certificate is None else certificate.context
         limits = self._limits or RateLimits()
         port_limits = limits.connection_limits(connection_limit(limits.connections))

@@ -109,6 +109,24 @@ def grant(server: ApiServer, name: str, user: str, *rules: tuple[str, str, str])
     )
 
 
+def declare_role(
+    server: ApiServer, namespace: str, account: str, rules: list[dict[str, Any]]
+) -> None:
+    """Let a service account do something in its namespace alone; it takes the server a moment."""
+    group = "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
+    ref = {"apiGroup": group, "kind": "Role", "name": account}
+    parts: dict[str, dict[str, Any]] = {
+        "Role": {"rules": rules},
+        "RoleBinding": {"roleRef": ref, "subjects": [subject]},
+    }
+    for kind, part in parts.items():
+        where = f"/apis/{group}/v1/namespaces/{namespace}/{kind.lower()}s"
+        body = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": account}, **part}
+        answer = server.request("POST", where, body)
+        assert answer.status == 201, answer.message
+
+
 def may(server: ApiServer, user: str, right: tuple[str, str, str]) -> bool:
     """Say whether the server lets a user do something of (API group, resource, verb)."""
     group, resource, verb = right

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from streambroker_core.errors import StreambrokerError, pointer_lines
+from streambroker_core.wire.reports.route_states import route_state
 from streambroker_operator.cli.commands import top
 from streambroker_operator.cli.commands.diagnose import read_pair
 from streambroker_operator.cli.io import errors, options, terminal
@@ -284,7 +285,7 @@ def test_the_lines_of_a_forecast_have_the_colours_of_their_signs(
     ],
 )
 def test_a_route_is_in_one_state(figures: dict[str, Any], state: str) -> None:
-    assert top.route_state({**QUIET, **figures}) == state
+    assert route_state({**QUIET, **figures}) == state
 
 
 @pytest.mark.parametrize(
@@ -331,7 +332,7 @@ def test_figures_are_shown_short(figures: dict[str, Any], cells: list[str]) -> N
 def test_a_route_of_a_broker_that_does_not_say_it_has_no_end() -> None:
     older = {k: v for k, v in QUIET.items() if k not in ("ended", "readToEnd", "storage")}
 
-    assert top.route_state(older) == "idle"
+    assert route_state(older) == "idle"
     assert [top.COLUMNS[name](older) for name in ("ENDED", "STORE", "TO STORE")] == ["-"] * 3
 
 

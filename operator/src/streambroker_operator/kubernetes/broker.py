@@ -84,6 +84,7 @@ class Settings:
         limits: request limits per caller.
         make_secret: whether the broker creates a missing Secret.
         statuses_per_s: maximum status writes per second; 0 for the limit of the API server only.
+        page: whether the page is served at ``/ui/``.
         drain_s: seconds that a stopping broker keeps serving, until callers stop using it.
     """
 
@@ -105,6 +106,7 @@ class Settings:
     limits: RateLimits | None = None
     make_secret: bool = False
     statuses_per_s: float = 0.0
+    page: bool = True
     drain_s: float = 3.0
     lease_timing: LeaseTiming = field(default_factory=LeaseTiming)
     timing: Timing = field(default_factory=Timing)
@@ -283,6 +285,7 @@ class ClusterBroker:
             limits=settings.limits,
             guard=self._create_guard(reviews),
             commands=self._commands,
+            page=settings.page,
         )
         monitor.reports = app[REPORTS]
         app.middlewares.insert(0, count_answers(monitor.metrics))

@@ -12,18 +12,21 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest import diagnose, events
 from streambroker_operator.rest.agents import control, pe, reports
+from streambroker_operator.rest.console import graph, history, info, page_files, texts
 from streambroker_operator.rest.guard import authentication, rate_limits
 from streambroker_operator.rest.guard.authentication import Guard
 from streambroker_operator.rest.guard.idempotency import UNDER_WAY, replay
 from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS, CallerLimits, RateLimits
 from streambroker_operator.rest.http import health, openapi
-from streambroker_operator.rest.http.paths import OPENAPI
+from streambroker_operator.rest.http.paths import OPENAPI, PAGE_PATHS
 from streambroker_operator.rest.http.preconditions import conditional
 from streambroker_operator.rest.http.requests import (
     LONG_BODY_PATHS,
     MAX_BODY,
     MAX_PROPOSAL,
+    PRINCIPAL,
     RUNTIME,
+    route_path,
 )
 from streambroker_operator.rest.http.responses import not_synced_error, problem_answer
 from streambroker_operator.rest.lists import lists
@@ -45,6 +48,10 @@ ROUTE_TABLES = (
     lists.routes,
     events.routes,
     diagnose.routes,
+    graph.routes,
+    history.routes,
+    texts.routes,
+    info.routes,
     apply.routes,
     pe.routes,
     reports.routes,
@@ -71,6 +78,7 @@ def create_app(
     local: bool = False,
     guard: Guard | None = None,
     commands: CommandTransport | None = None,
+    page: bool = False,
 ) -> web.Application:
     """Return the application that serves a runtime.
 
@@ -81,6 +89,7 @@ def create_app(
         local: without tokens, accept only host names of this machine.
         guard: replaces the token file.
         commands: passes commands to agents; None if all agents poll this process.
+        page: whether the page is served at ``/ui/``.
     """
     app = web.Application(client_max_size=MAX_BODY, middlewares=_MIDDLEWARES)
     app[RUNTIME] = runtime
@@ -93,6 +102,7 @@ def create_app(
     )
     app[UNDER_WAY] = WeakValueDictionary()
     app[LIST_CACHES] = ListCaches(runtime)
+    app[graph.JOB_GRAPHS] = graph.JobGraphs(runtime, app[LIST_CACHES])
     app[pe.EXCHANGE_KEYS] = pe.new_keys()
     app[diagnose.FORECASTS] = diagnose.Forecasts()
     app[reports.REPORTS] = reports.Reports()
@@ -102,6 +112,8 @@ def create_app(
         app[authentication.GUARD] = guard
     for route_table in ROUTE_TABLES:
         app.add_routes(route_table)
+    if page:
+        app.add_routes(page_files.page_routes(page_files.find_files()))
     return app
 
 
@@ -116,12 +128,12 @@ async def _allow_long_bodies(request: web.Request, handler: Handler) -> web.Stre
 @web.middleware
 async def _log_write(request: web.Request, handler: Handler) -> web.StreamResponse:
     response = await handler(request)
-    if request.method not in ("GET", "HEAD") and authentication.PRINCIPAL in request:
+    if request.method not in ("GET", "HEAD") and PRINCIPAL in request:
         _log.info("%s %s -> %d", request.method, request.path_qs, response.status)
     return response
 
 
-_UNSYNCED_PATHS = (OPENAPI, health.HEALTH)
+_UNSYNCED_PATHS = (OPENAPI, health.HEALTH, *PAGE_PATHS)
 
 
 @web.middleware
@@ -135,7 +147,7 @@ async def _limit_headers(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def _require_synced(request: web.Request, handler: Handler) -> web.StreamResponse:
-    if not request.app[RUNTIME].board.synced and request.path not in _UNSYNCED_PATHS:
+    if not request.app[RUNTIME].board.synced and route_path(request) not in _UNSYNCED_PATHS:
         raise not_synced_error("The broker has not read all resources yet; existing routes stay.")
     return await handler(request)
 

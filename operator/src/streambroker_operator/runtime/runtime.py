@@ -46,6 +46,7 @@ from streambroker_operator.agents.liveness import AgentLiveness
 from streambroker_operator.errors import RequestError
 from streambroker_operator.runtime.change_log import ChangeLog
 from streambroker_operator.runtime.feed import Feed
+from streambroker_operator.runtime.history import History
 from streambroker_operator.runtime.publisher import Observer, Publisher
 from streambroker_operator.runtime.rules import Rules
 from streambroker_operator.storage.backend import (
@@ -101,6 +102,7 @@ class Runtime:
         publisher: applies events to the board.
         feed: fills the board, and orders the events of a feed.
         rules: commands about pattern rules.
+        history: what was changed here.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class Runtime:
         )
         self.publisher = Publisher(machine, self.change_log, store, sender, observer, hints)
         self.feed = Feed(machine, self.publisher, store)
+        self.history = History()
         self.rules = Rules(store, self.board, self.publisher.publish_write)
 
     # ---- reading ---------------------------------------------------------
@@ -201,7 +204,9 @@ class Runtime:
             RequestError: see `StorageBackend.release`.
         """
         before = self._routes_at(kind, key)
+        old = self.board.holder(kind, key)
         stored = await self.store.release(kind, key, options=options)
+        self.history.note(time.time(), options.principal, "released", old, stored.resource)
         self.publisher.publish_write(applied_event(stored))
         return self._write_result(stored, before)
 
@@ -210,6 +215,8 @@ class Runtime:
         proposal: Proposal,
         check: Callable[[Forecast], None],
         watch: Callable[[int], None] = lambda routes: None,
+        *,
+        options: WriteOptions = UNCONDITIONAL,
     ) -> AppliedProposal:
         """Make all changes of a proposal at once, or none.
 
@@ -219,10 +226,13 @@ class Runtime:
                 forecasts with refused changes. If the broker is the sole writer, no other change
                 happens between the check and the write.
             watch: see `forecast`.
+            options: of the write.
         """
         result = forecast(self.board, proposal, watch=watch)
         check(result)
-        return AppliedProposal(forecast=result, stored=tuple(await self._write(proposal)))
+        return AppliedProposal(
+            forecast=result, stored=tuple(await self._write(proposal, options=options))
+        )
 
     async def _write(
         self,
@@ -231,13 +241,32 @@ class Runtime:
         touched: Touched | None = None,
         options: WriteOptions = UNCONDITIONAL,
     ) -> list[StoredResource]:
-        stored = await self.store.write(proposal, touched=touched, options=options)
         puts = len(proposal.puts)
+        places = [*((kind_of(one), one.key) for one in proposal.puts)]
+        places += [(one.kind, one.key) for one in proposal.deletes]
+        old = [self.board.holder(*place) for place in places]
+        stored = await self.store.write(proposal, touched=touched, options=options)
+        self._note_changes(old, stored, puts, options.principal)
         # If others write too, an unchanged resource may still be new to the board.
         applied = [one for one in stored[:puts] if one.changed or not self.store.is_sole_writer]
         events = *map(applied_event, applied), *map(removed_event, stored[puts:])
         self.publisher.publish_write(*events)
         return stored
+
+    def _note_changes(
+        self,
+        old: Iterable[Resource | None],
+        stored: Iterable[StoredResource],
+        puts: int,
+        principal: str,
+    ) -> None:
+        """Add the changes of a write to the history: first `puts` resources, then deleted ones."""
+        for index, (before, one) in enumerate(zip(old, stored, strict=True)):
+            if index >= puts:
+                self.history.note(time.time(), principal, "deleted", one.resource, None)
+            elif one.created or one.changed:
+                was, action = (None, "created") if one.created else (before, "changed")
+                self.history.note(time.time(), principal, action, was, one.resource)
 
     async def register(
         self, pe: PeKey, registration: Registration, owner: str | None = None

@@ -23,11 +23,13 @@ class WriteOptions:
             the object does not exist; raises if the caller's precondition does not hold.
         force: whether to take fields that other managers own.
         owners: ``ownerReferences`` of a resource that the write creates.
+        principal: name of the caller, for the history; empty for none.
     """
 
     check: Callable[[str | None], None] = _accept_any
     force: bool = False
     owners: tuple[Mapping[str, Any], ...] = ()
+    principal: str = ""
 
 
 UNCONDITIONAL = WriteOptions()

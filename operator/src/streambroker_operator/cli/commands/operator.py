@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from streambroker_operator.cli.commands.up import add_limits, certificate_pair, tcp_port
+from streambroker_operator.cli.commands.up import add_broker_options, certificate_pair, tcp_port
 from streambroker_operator.cli.io.errors import OK
 from streambroker_operator.cli.io.options import one_of, seconds_between
 from streambroker_operator.cli.io.terminal import print_text
@@ -68,7 +68,7 @@ def add(commands: Any) -> None:
     run.add_argument(
         "--webhook-port", type=tcp_port, default=8473, help="of the webhook; default 8473"
     )
-    add_limits(run)
+    add_broker_options(run)
     run.set_defaults(run=_run)
 
 
@@ -105,6 +105,7 @@ def _run(options: argparse.Namespace) -> int:
         webhook_port=options.webhook_port,
         limits=RateLimits(**dict(options.limit)),
         statuses_per_s=options.statuses_per_s,
+        page=not options.no_ui,
         drain_s=options.drain,
     )
     broker = ClusterBroker(settings)

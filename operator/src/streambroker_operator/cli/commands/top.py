@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from streambroker_core.wire.reports.route_states import STATE_ORDER, route_state
 from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import (
@@ -46,13 +47,10 @@ from streambroker_operator.cli.output.table import (
 from streambroker_operator.errors import RequestError
 
 INTERVAL_S = 2.0
-STALE_S = 90.0
-"""Age from which a report is stale, in seconds."""
 _CLEAR = "\x1b[H\x1b[J"
 _COLOURS: dict[str, Colour] = {"waits": "red", "away": "yellow", "stale": "dim", "unknown": "dim"}
 _ENDED_WORDS = {None: "-", False: "no", True: "yes"}
 """None: a broker of an older release does not report it."""
-_STATE_ORDER = ("waits", "away", "flows", "idle", "ended", "stale", "unknown")
 
 
 class TopSnapshot(NamedTuple):
@@ -228,27 +226,6 @@ def _without_prefix(prefix: str, cell: Callable[[Item], str]) -> Callable[[Item]
     return lambda route: cell(route).removeprefix(prefix)
 
 
-def route_state(route: Item) -> str:
-    """Return the state of a route, as one word.
-
-    Returns:
-        ``waits``: its exporter waits for it; ``ended``: its export has ended and is read to the
-        end; ``away``: no query reads; ``flows`` or ``idle``; ``stale``: the agent stopped
-        reporting; ``unknown``: it never reported.
-    """
-    if route["age"] is None:
-        return "unknown"
-    if route["age"] > STALE_S:
-        return "stale"
-    if route["waiting"]:
-        return "waits"
-    if route.get("readToEnd"):
-        return "ended"
-    if not route["alive"]:
-        return "away"
-    return "flows" if route["rowsPerSecond"] or route["lagEpochs"] else "idle"
-
-
 def _storage_text(route: Item) -> str:
     """Return for how long the export's oldest bytes have waited for their upload, or ``fails``."""
     storage = route.get("storage")
@@ -303,7 +280,7 @@ _STORE_COLUMNS = ("STORE", "TO STORE")
 _RIGHT_ALIGNED = COLUMNS.keys() - {"CONGESTION", "EXPORT", "IMPORT", "ENDED", "AGE", "POLICY"}
 _SORT_KEYS: dict[str, Callable[[Item], Any]] = {
     "state": lambda r: (
-        _STATE_ORDER.index(route_state(r)),
+        STATE_ORDER.index(route_state(r)),
         -(r["lagBytes"] or 0),
         r["export"],
         r["import"],

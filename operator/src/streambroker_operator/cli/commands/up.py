@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
         metavar="DIR",
         help="show a certificate of an own CA, which is made in DIR, with pairs for agents",
     )
-    add_limits(up)
+    add_broker_options(up)
     up.set_defaults(run=_up)
     version_command = add_remote_command(
         commands, "version", "show the release of this command and of the broker"
@@ -49,8 +49,8 @@ def add(commands: Any) -> None:
     version_command.set_defaults(run=_version)
 
 
-def add_limits(command: argparse.ArgumentParser) -> None:
-    """Add the options of every broker: rate limits and log level."""
+def add_broker_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of every broker: rate limits, log level and the page."""
     command.add_argument(
         "--limit",
         action="append",
@@ -65,6 +65,7 @@ def add_limits(command: argparse.ArgumentParser) -> None:
         type=one_of("DEBUG", "INFO", "WARNING"),
         metavar="DEBUG|INFO|WARNING",
     )
+    command.add_argument("--no-ui", action="store_true", help="serve no page at /ui/")
 
 
 def tcp_port(text: str) -> int:
@@ -103,20 +104,23 @@ def _up(options: argparse.Namespace) -> int:
         tokens=options.tokens,
         insecure=options.insecure,
         limits=RateLimits(**dict(options.limit)),
+        page=not options.no_ui,
     )
-    asyncio.run(serve(broker, lambda url: print_text(_greeting(url, options.tls_self_signed))))
+    asyncio.run(serve(broker, lambda url: print_text(_greeting(url, options))))
     return OK
 
 
-def _greeting(url: str, folder: Path | None) -> str:
-    if folder is None:
-        return f"streambroker listening on {url}\n"
+def _greeting(url: str, options: argparse.Namespace) -> str:
+    from streambroker_operator.rest.console.page_files import find_files
     from streambroker_operator.security.self_signed import CA
 
-    return (
-        f"streambroker listening on {url}\n"
-        f"clients need STREAMBROKER_CA={(folder / CA).absolute()}\n"
-    )
+    lines = [f"streambroker listening on {url}"]
+    if not options.no_ui and find_files():
+        lines.append(f"page at {url}/ui/")
+    if options.tls_self_signed is not None:
+        certificate = (options.tls_self_signed / CA).absolute()
+        lines.append(f"clients need STREAMBROKER_CA={certificate}")
+    return "\n".join(lines) + "\n"
 
 
 def _certificate(options: argparse.Namespace) -> tuple[Path, Path] | None:

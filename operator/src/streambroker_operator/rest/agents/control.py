@@ -20,9 +20,10 @@ from streambroker_core.wire.broker import agent_commands as wire
 from streambroker_core.wire.broker.agent_commands import AgentCommand, CommandResult, make_command
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.guard.authentication import PRINCIPAL, QUIET
+from streambroker_operator.rest.guard.authentication import QUIET
 from streambroker_operator.rest.http.paths import COMMANDS, EMIT, SEND, TUPLE
 from streambroker_operator.rest.http.requests import (
+    PRINCIPAL,
     RUNTIME,
     json_body,
     require_pe,

@@ -21,8 +21,22 @@ from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.broker.view import View, with_capabilities
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.http.paths import API, APPLY, EXPLAIN, JOBS, WHATIF
-from streambroker_operator.rest.http.requests import RUNTIME, requested_namespace, route_path
+from streambroker_operator.rest.http.paths import (
+    API,
+    APPLY,
+    CHECK,
+    EXPLAIN,
+    JOBS,
+    PAGE_PATHS,
+    UI,
+    WHATIF,
+)
+from streambroker_operator.rest.http.requests import (
+    PRINCIPAL,
+    RUNTIME,
+    requested_namespace,
+    route_path,
+)
 from streambroker_operator.security import audit_log as audit
 from streambroker_operator.security.token_file import (
     ANONYMOUS,
@@ -75,8 +89,6 @@ TOKENS = web.AppKey("tokens", TokenFile)
 GUARD: web.AppKey[Guard] = web.AppKey("guard")
 """Replaces the token file; absent if unused."""
 CALLER = web.RequestKey("caller", Principal)
-PRINCIPAL = web.RequestKey("principal", str)
-"""Name of the caller; ``anonymous`` where the broker has no tokens."""
 QUIET = web.ResponseKey("quiet", bool)
 """Set on responses of writes that are not audited, such as routine agent polls."""
 
@@ -84,11 +96,13 @@ UNKNOWN = web.AppKey("unknown", audit.UnknownCallerFilter)
 """Limits the audit lines for unknown callers."""
 LOCAL = web.AppKey("local", bool)
 """Whether the broker accepts only host names of this machine."""
-PUBLIC_PATHS = ("/healthz", "/readyz")
+PUBLIC_PATHS = ("/healthz", "/readyz", *PAGE_PATHS)
 """Paths that need no authentication and reveal nothing."""
+MAX_NAMESPACES = 100
+"""Maximum number of namespaces of which a caller learns at once whether it may read them."""
 
 _READING = ("GET", "HEAD", "OPTIONS")
-_READ_ONLY_POSTS = (WHATIF,)
+_READ_ONLY_POSTS = (WHATIF, CHECK)
 """Paths whose POST changes nothing."""
 _BULK_PATHS = (APPLY,)
 """Paths whose body names the ports to change: the handler checks a job token for each port."""
@@ -102,12 +116,23 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     """Identify the caller of a request."""
     _check_names(request)
     guard = request.app.get(GUARD)
-    if guard is not None and route_path(request) not in PUBLIC_PATHS:
+    if guard is not None and not _is_public(request):
         request[PRINCIPAL] = await guard.identify(request)
     else:
-        request[CALLER] = ANONYMOUS if route_path(request) in PUBLIC_PATHS else _caller(request)
+        request[CALLER] = ANONYMOUS if _is_public(request) else _caller(request)
         request[PRINCIPAL] = request[CALLER].name
     return await handler(request)
+
+
+def needs_token(request: web.Request) -> bool:
+    """Return whether this broker authenticates its callers."""
+    return GUARD in request.app or TOKENS in request.app
+
+
+def _is_public(request: web.Request) -> bool:
+    """Return whether a request needs no token: without one the page learns whether it needs one."""
+    path = route_path(request)
+    return path in PUBLIC_PATHS or (path == UI and "Authorization" not in request.headers)
 
 
 @web.middleware
@@ -248,12 +273,22 @@ def _requested_namespaces(request: web.Request) -> RequestedNamespaces:
     path = route_path(request)
     if not path.startswith((API, JOBS)):
         return RequestedNamespaces(())
+    if path == UI:
+        return RequestedNamespaces((), ("*", *known_namespaces(request)))
     chosen = requested_namespace(request)
     ports = [request.query[name] for name in ("import", "export") if name in request.query]
     if path != _PORT_QUERY_PATH or not ports:
         return RequestedNamespaces((chosen,))
     named = tuple(port.partition("/")[0] for port in ports)
     return RequestedNamespaces((chosen,) if "namespace" in request.query else (), named)
+
+
+def known_namespaces(request: web.Request) -> list[str]:
+    """Return the first namespaces that have Exports or Imports, in order."""
+    board = request.app[RUNTIME].board
+    names = {one.key.namespace for one in board.iter_exports()}
+    names |= {one.key.namespace for one in board.iter_imports()}
+    return sorted(names)[:MAX_NAMESPACES]
 
 
 def visible_view(request: web.Request, view: View | None) -> View | None:

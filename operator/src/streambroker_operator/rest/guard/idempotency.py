@@ -15,9 +15,15 @@ from aiohttp.typedefs import Handler
 from streambroker_core.model import Kind
 from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.guard.authentication import PRINCIPAL, is_reading
+from streambroker_operator.rest.guard.authentication import is_reading
 from streambroker_operator.rest.http.paths import PORTS
-from streambroker_operator.rest.http.requests import RUNTIME, parse_port, raw_body, route_path
+from streambroker_operator.rest.http.requests import (
+    PRINCIPAL,
+    RUNTIME,
+    parse_port,
+    raw_body,
+    route_path,
+)
 from streambroker_operator.rest.http.responses import written_answer
 from streambroker_operator.runtime.runtime import WriteResult
 from streambroker_operator.storage.responses import RequestKey, StoredResponse

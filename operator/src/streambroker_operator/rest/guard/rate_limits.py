@@ -23,9 +23,9 @@ from streambroker_core.board import BoardReader
 from streambroker_core.model import Kind, PeKey, PortKey
 from streambroker_operator.cooperative import loop_time
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.guard.authentication import CALLER, PRINCIPAL, is_reading
+from streambroker_operator.rest.guard.authentication import CALLER, is_reading
 from streambroker_operator.rest.http.paths import COMMANDS, PE, REPORT
-from streambroker_operator.rest.http.requests import route_path
+from streambroker_operator.rest.http.requests import PRINCIPAL, route_path
 from streambroker_operator.security.token_buckets import TokenBuckets
 from streambroker_operator.security.token_file import ANONYMOUS
 

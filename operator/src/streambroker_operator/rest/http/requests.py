@@ -34,6 +34,9 @@ RUNTIME = web.AppKey("runtime", Runtime)
 HOME = web.RequestKey("home", str)
 """The caller's own namespace; absent if unknown."""
 
+PRINCIPAL = web.RequestKey("principal", str)
+"""Name of the caller; ``anonymous`` where the broker has no tokens."""
+
 MAX_BODY = 64 * 1024
 """Maximum size of a request body, in bytes."""
 MAX_PROPOSAL = 1024 * 1024
@@ -161,7 +164,12 @@ def parse_write_options(
     force = request.query.get("force", "false")
     if force not in ("true", "false"):
         raise query_error(f"force={force!r} is neither true nor false.")
-    return WriteOptions(check=partial(check_etag, request), force=force == "true", owners=owners)
+    return WriteOptions(
+        check=partial(check_etag, request),
+        force=force == "true",
+        owners=owners,
+        principal=request.get(PRINCIPAL, ""),
+    )
 
 
 def parse_wait(request: web.Request) -> float:

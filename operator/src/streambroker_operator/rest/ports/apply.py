@@ -22,6 +22,7 @@ from streambroker_operator.rest.guard.authentication import CALLER, not_yours_er
 from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS, caller_name
 from streambroker_operator.rest.http.paths import APPLY
 from streambroker_operator.rest.http.requests import (
+    PRINCIPAL,
     RUNTIME,
     json_body,
     parse_integer,
@@ -29,6 +30,7 @@ from streambroker_operator.rest.http.requests import (
 )
 from streambroker_operator.rest.http.responses import long_answer
 from streambroker_operator.runtime.runtime import AppliedProposal
+from streambroker_operator.storage.write_options import WriteOptions
 
 MAX_FORECAST_S = 1.0
 """Maximum duration of the forecast of several changes; it blocks the event loop. In seconds."""
@@ -61,6 +63,7 @@ async def apply(request: web.Request) -> web.Response:
             partial(_check, proposed, max_removed),
             # A single change may be as expensive as the same change by PUT or DELETE.
             limit_forecast(MAX_FORECAST_S) if changes > 1 else lambda routes: None,
+            options=WriteOptions(principal=request[PRINCIPAL]),
         )
     return await asyncio.to_thread(_answer, proposed, applied)
 

@@ -1,0 +1,197 @@
+"""``GET …/graph``: jobs and routes with states and rates, in a bounded number of elements."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from streambroker_core import graph
+from streambroker_core.model import PeKey, Route, is_label
+from streambroker_core.wire.reports.route_states import most_important, route_state
+from streambroker_operator.errors import RequestError
+from streambroker_operator.rest.agents.reports import REPORTS, AgentReports, top_rows
+from streambroker_operator.rest.guard.rate_limits import caller_name
+from streambroker_operator.rest.http import requests
+from streambroker_operator.rest.http.paths import GRAPH
+from streambroker_operator.rest.http.responses import long_answer
+from streambroker_operator.rest.lists.list_cache import CACHE_TTL_S, LIST_CACHES, ListCaches
+from streambroker_operator.runtime.bodies import route_body
+from streambroker_operator.runtime.runtime import Runtime
+
+MAX_GRAPHS = 16
+"""Maximum number of namespaces whose graphs are kept."""
+MAX_LISTED = 10
+"""Maximum number of routes that are listed of one edge."""
+MAX_PORTS = 20
+"""Maximum number of ports of each kind that are named of one job."""
+MAX_MATCH = 2_048
+"""Maximum length of a search text, in characters."""
+_LISTED = ("rowsPerSecond", "lagRows", "lagSeconds")
+
+routes = web.RouteTableDef()
+
+
+class JobGraphs:
+    """Graphs of namespaces; built again only after the board has changed."""
+
+    def __init__(self, runtime: Runtime, caches: ListCaches) -> None:
+        self._runtime = runtime
+        self._caches = caches
+        self._change = -1
+        self._graphs: dict[str, graph.JobGraph] = {}
+        self._end: asyncio.TimerHandle | None = None
+
+    async def get_current(self, namespace: str, caller: str) -> tuple[graph.JobGraph, str]:
+        """Return the graph of a namespace (``*``: of all), and the version of the board.
+
+        Raises:
+            RequestError: 429, too many of the caller's requests are waiting.
+        """
+        if self._end is not None:
+            self._end.cancel()
+        self._end = asyncio.get_running_loop().call_later(CACHE_TTL_S, self._graphs.clear)
+        cached = await self._caches.routes.get_current(caller)
+        if cached.change != self._change:
+            self._change = cached.change
+            self._graphs.clear()
+        found = self._graphs.get(namespace)
+        if found is None:
+            board = self._runtime.board
+            resources = tuple(board.iter_exports()), tuple(board.iter_imports())
+            async with self._caches.routes.queue.turn(caller):
+                found = await asyncio.to_thread(
+                    graph.build_graph, *resources, cached.items, namespace
+                )
+            if cached.change == self._change:
+                while len(self._graphs) >= MAX_GRAPHS:
+                    del self._graphs[next(iter(self._graphs))]
+                self._graphs[namespace] = found
+        return found, f"{self._runtime.change_log.session}.{cached.change}"
+
+
+JOB_GRAPHS = web.AppKey("job graphs", JobGraphs)
+
+
+@routes.get(GRAPH)
+async def get_graph(request: web.Request) -> web.Response:
+    """Return the graph of a namespace, or of all with ``?namespace=*``, or a part of it."""
+    namespace, caller = requests.parse_namespace_or_all(request), caller_name(request)
+    question = _read_question(request)
+    jobs, version = await request.app[JOB_GRAPHS].get_current(namespace, caller)
+    if question.focus is not None and question.focus not in jobs.jobs:
+        raise RequestError(404, "UnknownJob", f"There is no job {question.focus}.")
+    async with request.app[LIST_CACHES].routes.queue.turn(caller):
+        now = time.monotonic()
+        agent_reports = request.app[REPORTS].snapshot(now)
+
+        def answer() -> web.Response:
+            found = graph.answer(jobs, question)
+            body = _body(found, agent_reports, now)
+            return long_answer({**body, "version": version, "limit": question.limit})
+
+        return await asyncio.to_thread(answer)
+
+
+def _read_question(request: web.Request) -> graph.Question:
+    """Return the question of the query.
+
+    Raises:
+        RequestError: 400, a parameter is invalid.
+        SubscriptionError: `match` is an invalid expression.
+    """
+    text = request.query.get("match", "").strip()
+    if len(text) > MAX_MATCH:
+        raise requests.query_error(f"match has more than {MAX_MATCH} characters.")
+    focus = _read_pair(request, "focus", "NAMESPACE/JOB")
+    if focus is not None and not is_label(focus[1]):
+        raise requests.query_error(f"focus={focus[1]!r} is not the name of a job.")
+    return graph.Question(
+        focus=None if focus is None else graph.JobKey(*focus),
+        hops=requests.parse_integer(request, "hops", 1, 2) or 1,
+        match=graph.read_match(text) if text else None,
+        group=_read_pair(request, "group", "NAMESPACE/APPLICATION"),
+        limit=requests.parse_limit(request, graph.MAX_ELEMENTS) or graph.MAX_ELEMENTS,
+    )
+
+
+def _read_pair(request: web.Request, name: str, form: str) -> tuple[str, str] | None:
+    text = request.query.get(name)
+    if text is None:
+        return None
+    namespace, slash, rest = text.partition("/")
+    if not slash or not is_label(namespace):
+        raise requests.query_error(f"{name}={text[:300]!r} is not {form}.")
+    return namespace, rest
+
+
+def _body(found: graph.Answer, reports: Mapping[PeKey, AgentReports], now: float) -> dict[str, Any]:
+    states: dict[str, set[str]] = {}
+    single = {node.id for node in found.nodes if node.kind == "job"}
+    edges = []
+    for edge in found.edges:
+        rows = top_rows(edge.routes, reports, now)
+        own = [route_state(row) for row in rows]
+        for end in (edge.source, edge.target):
+            states.setdefault(end, set()).update(own)
+        edges.append(_edge_body(edge, rows, own))
+        if single >= {edge.source, edge.target}:
+            edges[-1]["list"] = _list_body(edge.routes, rows, own)
+    return {
+        "folded": found.folded,
+        "nodes": [_node_body(node, states.get(node.id, ())) for node in found.nodes],
+        "edges": edges,
+        **{name: getattr(found, name)._asdict() for name in ("total", "selected", "hidden")},
+    }
+
+
+def _node_body(node: graph.Node, states: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "id": node.id,
+        "kind": node.kind,
+        "namespace": node.namespace,
+        "exports": sum(len(job.exports) for job in node.jobs),
+        "imports": sum(len(job.imports) for job in node.jobs),
+        "state": most_important(states),
+        "matched": node.matched,
+    }
+    if node.kind != "namespace":
+        body["application"] = node.application
+    if node.kind != "job":
+        return {**body, "jobs": len(node.jobs)}
+    job = node.jobs[0]
+    return {
+        **body,
+        "job": job.key.job,
+        "exportPorts": list(job.exports[:MAX_PORTS]),
+        "importPorts": list(job.imports[:MAX_PORTS]),
+        **({"external": True} if job.external else {}),
+    }
+
+
+def _edge_body(
+    edge: graph.Edge, rows: Sequence[Mapping[str, Any]], states: Sequence[str]
+) -> dict[str, Any]:
+    rates = [row["rowsPerSecond"] for row in rows if row["rowsPerSecond"] is not None]
+    return {
+        "id": edge.id,
+        "from": edge.source,
+        "to": edge.target,
+        "routes": len(edge.routes),
+        "rowsPerSecond": round(sum(rates), 3) if rates else None,
+        "state": most_important(states),
+    }
+
+
+def _list_body(
+    listed: Sequence[Route], rows: Sequence[Mapping[str, Any]], states: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the first routes of an edge with their metrics."""
+    first = zip(listed[:MAX_LISTED], rows, states, strict=False)
+    return [
+        {**route_body(route), "state": state, **{name: row[name] for name in _LISTED}}
+        for route, row, state in first
+    ]
