@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -217,7 +218,8 @@ class StorageMachine(RuleBasedStateMachine):
 
 
 TestStorage = StorageMachine.TestCase
-TestStorage.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+EXAMPLES = 25 if os.environ.get("HYPOTHESIS_PROFILE") != "long" else 10_000
+TestStorage.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
 
 
 def test_frames_in_storage_only_are_fetched_when_they_are_read(tmp_path: Path) -> None:
