@@ -27,7 +27,8 @@ WAYS = ("disk", "local", "stored")
 SMALL_ROWS = 100
 PUBLISHES, QUICK_PUBLISHES = 100, 10
 BYTES, QUICK_BYTES = 4_000_000_000, 160_000_000
-"""Size of the log that is recovered, and of those whose requests are counted."""
+"""Size of the logs whose requests are counted."""
+RECOVERED_BYTES = 10_000_000_000
 EPOCH_ROWS = 100_000
 PUT, GET = 0.005 / 1000, 0.0004 / 1000
 """List prices of S3 Standard in us-east-1, in dollars a request. A LIST costs as much as a PUT."""
@@ -199,9 +200,9 @@ def _requests(proxy: Any, side: Side, batches: list[Any], count: int) -> Counter
 
 def _recovery(settings: Settings, figures: Figures, broker: str, family: Family) -> None:
     """Start an agent with an empty directory, and read what it finds in the bucket."""
-    size = QUICK_BYTES if settings.quick else BYTES
+    size = QUICK_BYTES if settings.quick else RECOVERED_BYTES
     settings.say(f"filling a log of {size / 1e9:.1f} GB")
-    side = family.with_(Side(settings.place, broker, "local", "recovered", "8Gi"))
+    side = family.with_(Side(settings.place, broker, "local", "recovered", "16Gi"))
     taker = family.with_(Agent(settings.place, "taker", broker))
     taker.import_("in", subscription='kind == "recovered"', filter=None)
     taker.await_route("in")
@@ -217,7 +218,7 @@ def _recovery(settings: Settings, figures: Figures, broker: str, family: Family)
         shutil.rmtree(side.agent.home)
         start_seconds = _timed(side.start)
         first = _timed(lambda: _read(taker, start, 1))
-        all_ = _timed(lambda: _read(taker, start, 8 << 30))
+        all_ = _timed(lambda: _read(taker, start, 16 << 30))
         if round_ or settings.quick:
             figures.add(f"{what}: until it listens", start_seconds, "s")
             figures.add(f"{what}: first epoch read after that", first, "s")

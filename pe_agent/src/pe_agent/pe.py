@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from typing_extensions import Self
 
+    from pe_agent.job.notebook.live_view import LiveView
     from pe_agent.streams.stream import Stream
 
 log = logging.getLogger("pe_agent")
@@ -201,6 +202,11 @@ class PE:
     def __repr__(self) -> str:
         return f"PE('{self.key}')"
 
+    def _repr_html_(self) -> str:
+        """Return its ports with their routes, for notebooks; sends nothing to the broker."""
+        ports = [*self.exports.values(), *self.imports.values()]
+        return f"<h4>{self.key}</h4>" + "".join(port._repr_html_() for port in ports)
+
     def _find_import(self, name: str) -> ImportPort | None:
         known = is_known(self.context, "import", name)
         return ImportPort(self.context, name) if known else None
@@ -260,6 +266,20 @@ class PE:
         """Return the agent's metrics: streams, readers, deliveries, unreachable agents."""
         status: dict[str, Any] = send(self.agent, GetStatus())
         return PeStatus.from_json(status)
+
+    def live_view(self, interval: Duration = "1s") -> LiveView:
+        """Return a widget for notebooks with the rates and the lag of this PE, read every interval.
+
+        Raises:
+            ArgumentError: ``interval`` is no duration, or the package ``anywidget`` is missing.
+        """
+        try:
+            from pe_agent.job.notebook.live_view import LiveView
+        except ImportError as error:
+            raise ArgumentError(
+                f"a live view needs a package: {error}. Install it: pip install anywidget"
+            ) from error
+        return LiveView(self.status, seconds(interval, "interval"), self.stopped)
 
     def on_beat(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` about twice a second while the agent answers."""

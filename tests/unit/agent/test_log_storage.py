@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -217,13 +218,15 @@ class StorageMachine(RuleBasedStateMachine):
 
 
 TestStorage = StorageMachine.TestCase
-TestStorage.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+EXAMPLES = 25 if os.environ.get("HYPOTHESIS_PROFILE") != "long" else 10_000
+TestStorage.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
 
 
 def test_frames_in_storage_only_are_fetched_when_they_are_read(tmp_path: Path) -> None:
     bucket, committer = open_bucket("memory://"), Committer(threads=1)
     first = OneAgent(bucket, tmp_path / "1", committer)
     addresses = [first.log.append(Kind.NOTE, b"", body(n, 300)) for n in range(10)]
+    first.uploader.request_all()
     first.upload()
     assert first.uploader.status() == (0, 0.0, None, False)
 
@@ -309,6 +312,42 @@ def test_uploads_that_keep_up_have_no_lag_though_something_waits_each_time(
     committer.close()
 
 
+@pytest.mark.parametrize(
+    ("then", "in_parts"), [("it fills", {1}), ("it rests", {1, 3}), ("the agent ends", {1, 3})]
+)
+def test_a_segment_that_fills_before_the_next_upload_is_uploaded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, in_parts: set[int]
+) -> None:
+    committer, found = Committer(threads=1), set()
+    put_parts = stream_folder.StreamFolder.put_parts
+
+    def record(folder: Any, segment: Any, start: int) -> Any:
+        found.update({segment.number} if start < segment.end else ())
+        return put_parts(folder, segment, start)
+
+    monkeypatch.setattr(stream_folder.StreamFolder, "put_parts", record)
+    agent = OneAgent(open_bucket("memory://"), tmp_path, committer)
+
+    def append_until(number: int) -> None:
+        while agent.log.append(Kind.NOTE, b"", bytes(100)).segment < number:
+            pass
+
+    append_until(1)
+    agent.upload()
+    append_until(3)
+    if then == "the agent ends":
+        agent.uploader.request_all()
+    agent.upload()
+    assert (agent.uploader.uploaded[0] == 3) == (then == "the agent ends")
+    if then == "it fills":
+        append_until(4)
+    agent.upload()
+    assert found == in_parts
+    assert agent.uploader.uploaded[0] >= 3
+    agent.log.close()
+    committer.close()
+
+
 def test_the_lag_is_the_age_of_the_oldest_bytes_that_wait(tmp_path: Path, clock: Clock) -> None:
     committer = Committer(threads=1)
     agent, seconds = OneAgent(open_bucket("memory://"), tmp_path, committer), []
@@ -324,6 +363,7 @@ def test_the_lag_is_the_age_of_the_oldest_bytes_that_wait(tmp_path: Path, clock:
     assert seconds[:500] == [2.0 * number for number in range(500)]
     assert min(seconds[500:]) >= 1_000.0 * 15 / 16 - 2.0
     assert max(seconds[500:]) <= 1_000.0
+    agent.uploader.request_all()
     agent.upload()
     assert agent.uploader.status()[:2] == (0, 0.0)
     agent.log.close()

@@ -18,12 +18,12 @@ from pe_agent.datasource.schemas import Columns, as_ddl
 from pe_agent.job.applied import wait_applied
 from pe_agent.job.arguments import Congestion, StartAt, check_choice, check_start
 from pe_agent.job.context import JobContext
-from pe_agent.job.expression_errors import mark_expression_errors
 from pe_agent.job.port_client import PortClient
 from pe_agent.job.send_control import SentControl, build_request, send_to_importers
-from pe_agent.job.statuses import Route
+from pe_agent.job.statuses import Explanation, Route, attribute_table, row_table
 from pe_agent.spark.session import active_session
 from pe_agent.transport.agent_client import send
+from pe_agent.transport.expression_errors import mark_expression_errors
 from streambroker_core.control.tuples import ALL_TARGETS, Delivery, Target
 from streambroker_core.control.tuples.payloads import Codec, default_delivery
 from streambroker_core.deprecation import deprecated_name, warn_deprecated
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 POLL_SECONDS = 0.02
+_SHOWN_FIELDS = ("subscription", "streams", "filter", "properties", "congestionPolicy")
 
 log = logging.getLogger("pe_agent")
 _OLD_NAMES = {"NotAppliedError": "pe_agent.job.applied"}
@@ -110,6 +111,11 @@ class Change:
         """
         return self._port.is_applied(self.generation)
 
+    def _repr_html_(self) -> str:
+        counts = {kind: len(routes) for kind, routes in self.routes.items()}
+        shown = {"generation": self.generation, "routes": counts}
+        return attribute_table(f"Change of {self._port.kind} {self._port.name}", shown)
+
     def programmed(self) -> bool:
         """Deprecated: use ``applied``."""
         warn_deprecated("Change.programmed", "Change.applied")
@@ -148,6 +154,33 @@ class _Port(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}('{self._job.key}/{self.name}')"
+
+    def _repr_html_(self) -> str:
+        """Return what is known of the port and its routes, for notebooks; sends no request."""
+        known = self._client.cached_port() or {}
+        shown = {name: known[name] for name in _SHOWN_FIELDS if known.get(name)}
+        rows = [(one.peer, one.filter, one.policy) for one in self.routes]
+        title = f"{type(self).__name__} {self._job.key}/{self.name}"
+        return attribute_table(title, shown) + row_table(
+            "Routes", ("peer", "filter", "policy"), rows
+        )
+
+    def explain(self, other: str | None = None, *, limit: int = 20) -> Explanation:
+        """Ask the broker why the port is connected or not.
+
+        Args:
+            other: the port at the other end, ``namespace/job/pe/port``; without it the nearest.
+            limit: maximum number of pairs, 1 to 500.
+
+        Raises:
+            BrokerRefusedError: the broker does not know one of the ports.
+            BrokerUnavailableError: the broker does not answer.
+        """
+        query = {self.kind: f"{self._job.key}/{self.name}", "limit": str(limit)}
+        if other is not None:
+            query["import" if self.kind == "export" else "export"] = other
+        answer = self._job.broker().request("GET", "/explain", query=query)
+        return Explanation.from_json(answer.body)
 
     @property
     def routes(self) -> list[Route]:

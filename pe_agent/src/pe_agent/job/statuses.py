@@ -7,7 +7,7 @@ numbers for which there is no attribute.
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -23,11 +23,8 @@ class Status(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         """Return a table of the attributes, for notebooks."""
-        rows = "".join(
-            f"<tr><th>{html.escape(one.name)}</th><td>{_cell(getattr(self, one.name))}</td></tr>"
-            for one in fields(self)  # type: ignore[arg-type]  # each status is a dataclass
-        )
-        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
+        names = [one.name for one in fields(self)]  # type: ignore[arg-type]  # a dataclass
+        return attribute_table(type(self).__name__, {name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,6 +246,30 @@ class ControlStatus(Status):
         )
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation(Status):
+    """Why ports are connected or not, the nearest pair first.
+
+    Attributes:
+        matched: number of connected pairs.
+        text: the explanation in lines.
+    """
+
+    matched: int
+    text: str
+
+    @classmethod
+    def from_json(cls, explained: Mapping[str, Any]) -> Explanation:
+        """Return an explanation of the broker."""
+        return _made(cls, explained, matched=explained["matched"], text=explained["text"])
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.text)}</pre>"
+
+
 def _made(kind: type[_S], json: Mapping[str, Any], **attributes: Any) -> _S:
     """Return a status with its attributes and the JSON that they were read from."""
     status = kind(**attributes)
@@ -256,9 +277,27 @@ def _made(kind: type[_S], json: Mapping[str, Any], **attributes: Any) -> _S:
     return status
 
 
+def attribute_table(caption: str, values: Mapping[str, Any]) -> str:
+    """Return an HTML table with a row per attribute; texts are escaped."""
+    rows = "".join(
+        f"<tr><th>{html.escape(name)}</th><td>{_cell(value)}</td></tr>"
+        for name, value in values.items()
+    )
+    return f"<table><caption>{html.escape(caption)}</caption>{rows}</table>"
+
+
+def row_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return an HTML table with a header; a sentence in its place if it has no rows."""
+    body = "".join(f"<tr>{''.join(f'<td>{_cell(v)}</td>' for v in row)}</tr>" for row in rows)
+    if not body:
+        return f"<p>{html.escape(caption)}: none.</p>"
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    return f"<table><caption>{html.escape(caption)}</caption><tr>{head}</tr>{body}</table>"
+
+
 def _cell(value: Any) -> str:
-    if isinstance(value, Status):
-        return value._repr_html_()
+    if hasattr(value, "_repr_html_"):
+        return str(value._repr_html_())
     if isinstance(value, Mapping):
         return "".join(f"<div>{html.escape(str(k))}: {_cell(v)}</div>" for k, v in value.items())
-    return html.escape(str(value))
+    return "" if value is None else html.escape(str(value))

@@ -18,8 +18,8 @@ from pe_agent.job.arguments import (
     check_keywords,
     check_start,
 )
-from pe_agent.job.expression_errors import mark_expression_errors
 from pe_agent.spark.session import active_session
+from pe_agent.transport.expression_errors import mark_expression_errors
 from streambroker_core.control.tuples.payloads import type_name
 from streambroker_core.deprecation import warn_deprecated
 from streambroker_core.expression import parse

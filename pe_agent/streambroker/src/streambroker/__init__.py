@@ -26,6 +26,7 @@ _MODULES = {
     "pe_agent.job.settings": ["AgentOptions", "AgentTls", "BrokerAuth"],
     "pe_agent.job.statuses": [
         "ControlStatus",
+        "Explanation",
         "ExportStatus",
         "ImportStatus",
         "PeStatus",

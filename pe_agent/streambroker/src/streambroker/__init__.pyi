@@ -20,6 +20,7 @@ from pe_agent.job.settings import AgentOptions as AgentOptions
 from pe_agent.job.settings import AgentTls as AgentTls
 from pe_agent.job.settings import BrokerAuth as BrokerAuth
 from pe_agent.job.statuses import ControlStatus as ControlStatus
+from pe_agent.job.statuses import Explanation as Explanation
 from pe_agent.job.statuses import ExportStatus as ExportStatus
 from pe_agent.job.statuses import ImportStatus as ImportStatus
 from pe_agent.job.statuses import PeStatus as PeStatus

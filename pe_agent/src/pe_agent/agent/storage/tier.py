@@ -298,7 +298,7 @@ class StorageTier:
         """Upload what is left, then stop."""
         self._bucket.end_retries()
         for uploader in self._uploaders.values():
-            self._request(uploader)
+            uploader.request_all()
         if self._store is not None:
             self._committer.request(self)
         self._committer.close()

@@ -283,7 +283,8 @@ def open_bucket(url: str) -> Bucket:
         return Bucket(full, LocalStore(root, mkdir=True), root=root)
     try:
         # Retries are ours: those of the library would repeat a put that must not be repeated
-        # without looking at its result.
+        # without looking at its result. Payloads are signed, though the hash costs time: versitygw
+        # 1.8 keeps the first half of an unsigned one whose connection was cut.
         store = from_url(
             full,
             client_options={"timeout": _TIMEOUT, "allow_http": True},

@@ -90,6 +90,9 @@ class LogUploader:
         self._before = before
         self._begun: SyncedSegment | None = None
         """The segment that was uploaded last, or in part."""
+        self._deferred = 0
+        """The last segment that was expected to fill before the next upload."""
+        self._is_ending = False
         self._dropped: list[int] = []
         self._changed = threading.Condition()
         self._closed = self._removed = False
@@ -100,6 +103,11 @@ class LogUploader:
 
     def request(self) -> None:
         """Have what is synced uploaded soon."""
+        self._request(self)
+
+    def request_all(self) -> None:
+        """Have all that is synced uploaded, also what would be deferred: no further call comes."""
+        self._is_ending = True
         self._request(self)
 
     def wait(self, position: Position) -> None:
@@ -233,9 +241,11 @@ class LogUploader:
         first = self._folder.first_in_parts()
         since = self.uploaded[0] if first is None else min(first, self.uploaded[0])
         synced = self._source.synced_segments(since)
-        for segment in synced:
-            if segment.number >= self.uploaded[0]:
-                self._upload(segment)
+        due = [one for one in synced if one.number >= self.uploaded[0]]
+        if self._is_filling(due):
+            self._deferred = due.pop().number
+        for segment in due:
+            self._upload(segment)
         for segment in synced:
             if segment.is_full and self._folder.is_in_parts(segment.number):
                 self._folder.merge(segment)
@@ -246,6 +256,16 @@ class LogUploader:
             with self._changed:
                 self._dropped.remove(number)
         self._folder.delete_obsolete()
+
+    def _is_filling(self, due: Sequence[SyncedSegment]) -> bool:
+        """Return whether to leave the growing segment to the next upload, at most once.
+
+        If the segment before was filled since the last upload, this one will be before the next.
+        It is then uploaded once, instead of in parts and again when they are merged.
+        """
+        if self.is_required or self._is_ending or len(due) < 2 or due[-1].is_full:
+            return False
+        return due[-2].number > self.uploaded[0] and due[-1].number != self._deferred
 
     def _upload(self, segment: SyncedSegment) -> None:
         begun, (number, offset) = self._begun, self.uploaded
