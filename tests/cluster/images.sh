@@ -48,7 +48,7 @@ context=$work/context
 mkdir -p "$context/dist" "$context/docker/spark"
 cp -r "$root/requirements" "$root/.dockerignore" "$context"
 cp "$root/docker/spark/entrypoint.sh" "$context/docker/spark"
-for one in core operator pe_agent; do
+for one in core operator pe_agent pe_agent/streambroker; do
   (cd "$root/$one" && "$python" -m hatchling build -t wheel -d "$context/dist" >/dev/null 2>&1)
 done
 

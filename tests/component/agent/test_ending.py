@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from pe_agent.transport.agent_client import AgentClient
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import capability
 from support.agents.agents import error_code
+from support.processes.ports import free_port
 from support.processes.waiting import until
 
 SECONDS = 10.0
@@ -109,3 +112,21 @@ def error_code_or_answer(client: AgentClient, action: str, body: dict[str, Any])
         client.call(action, timeout=2 * SECONDS, **body)
     except Exception as error:
         assert getattr(error, "code", "") == "AgentUnreachable"  # noqa: PT017
+
+
+def test_an_agent_listens_once_it_can_answer(hosts: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers of an agent that was killed wait for the next one, and call it at once."""
+    port, found = free_port(), []
+
+    def look(agent: Agent) -> Any:
+        with socket.socket() as caller:
+            found.append(caller.connect_ex(("127.0.0.1", port)))
+        return job_actions(agent)
+
+    monkeypatch.setattr("pe_agent.agent.server.flight_service.job_actions", look)
+    service = AgentService(f"grpc://127.0.0.1:{port}", hosts, TOKEN)
+    try:
+        assert found == [errno.ECONNREFUSED]
+        assert "exports" in AgentClient(f"grpc+tcp://127.0.0.1:{port}", TOKEN).call("status")
+    finally:
+        service.shutdown()

@@ -68,8 +68,6 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         token: str,
         chain: CertificateChain | None = None,
     ) -> None:
-        settings = {} if chain is None else chain.server_options()
-        super().__init__(location, middleware={CALLER: CallerFactory(token)}, **settings)
         self._agent = agent
         self._token = token
         self._reader = BlockReader()
@@ -83,6 +81,9 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._actions.on(PeerWatch, watching.watch)
         self._actions.on(PeerLeave, watching.leave)
         self._actions.on(PeerObjects, self._find_objects)
+        settings = {} if chain is None else chain.server_options()
+        # At the end: this listens, and a restarted agent has callers that wait for it.
+        super().__init__(location, middleware={CALLER: CallerFactory(token)}, **settings)
 
     # -- actions -----------------------------------------------------------------------------
 

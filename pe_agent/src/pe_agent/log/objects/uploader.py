@@ -90,9 +90,8 @@ class LogUploader:
         self._before = before
         self._begun: SyncedSegment | None = None
         """The segment that was uploaded last, or in part."""
-        self._deferred = 0
-        """The last segment that was expected to fill before the next upload."""
-        self._is_ending = False
+        self._deferred: int | None = 0
+        """The last segment that was left to a later upload; None once there may be none."""
         self._dropped: list[int] = []
         self._changed = threading.Condition()
         self._closed = self._removed = False
@@ -107,7 +106,7 @@ class LogUploader:
 
     def request_all(self) -> None:
         """Have all that is synced uploaded, also what would be deferred: no further call comes."""
-        self._is_ending = True
+        self._deferred = None
         self._request(self)
 
     def wait(self, position: Position) -> None:
@@ -263,7 +262,7 @@ class LogUploader:
         If the segment before was filled since the last upload, this one will be before the next.
         It is then uploaded once, instead of in parts and again when they are merged.
         """
-        if self.is_required or self._is_ending or len(due) < 2 or due[-1].is_full:
+        if self.is_required or self._deferred is None or len(due) < 2 or due[-1].is_full:
             return False
         return due[-2].number > self.uploaded[0] and due[-1].number != self._deferred
 
