@@ -35,6 +35,7 @@ class Broker:
         limits: rate limits of callers.
         certificate: certificate file and key file; None for no TLS.
         page: whether the page is served at ``/ui/``.
+        peek: whether callers may look at rows.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Broker:
         limits: RateLimits | None = None,
         certificate: tuple[Path, Path] | None = None,
         page: bool = True,
+        peek: bool = True,
     ) -> None:
         self._db = db
         self._host = host
@@ -56,7 +58,7 @@ class Broker:
         self._insecure = insecure
         self._limits = limits
         self._certificate = certificate
-        self._page = page
+        self._served = {"page": page, "peek": peek}
         self._certificate_task: asyncio.Task[None] | None = None
         self.url = ""
 
@@ -79,7 +81,7 @@ class Broker:
         self.runtime = Runtime(self._store, self._sender)
         self.runtime.feed.start()
         local = is_loopback(self._host) and not self._insecure
-        app = create_app(self.runtime, tokens, self._limits, local=local, page=self._page)
+        app = create_app(self.runtime, tokens, self._limits, local=local, **self._served)
         tls = None if certificate is None else certificate.context
         limits = self._limits or RateLimits()
         port_limits = limits.connection_limits(connection_limit(limits.connections))

@@ -85,6 +85,7 @@ class Settings:
         make_secret: whether the broker creates a missing Secret.
         statuses_per_s: maximum status writes per second; 0 for the limit of the API server only.
         page: whether the page is served at ``/ui/``.
+        peek: whether callers may look at rows.
         drain_s: seconds that a stopping broker keeps serving, until callers stop using it.
     """
 
@@ -107,6 +108,7 @@ class Settings:
     make_secret: bool = False
     statuses_per_s: float = 0.0
     page: bool = True
+    peek: bool = True
     drain_s: float = 3.0
     lease_timing: LeaseTiming = field(default_factory=LeaseTiming)
     timing: Timing = field(default_factory=Timing)
@@ -286,6 +288,7 @@ class ClusterBroker:
             guard=self._create_guard(reviews),
             commands=self._commands,
             page=settings.page,
+            peek=settings.peek,
         )
         monitor.reports = app[REPORTS]
         app.middlewares.insert(0, count_answers(monitor.metrics))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from weakref import WeakValueDictionary
 
@@ -12,7 +13,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest import diagnose, events
 from streambroker_operator.rest.agents import control, pe, reports
-from streambroker_operator.rest.console import graph, history, info, page_files, texts
+from streambroker_operator.rest.console import graph, history, info, page_files, rows, texts
 from streambroker_operator.rest.guard import authentication, rate_limits
 from streambroker_operator.rest.guard.authentication import Guard
 from streambroker_operator.rest.guard.idempotency import UNDER_WAY, replay
@@ -79,6 +80,7 @@ def create_app(
     guard: Guard | None = None,
     commands: CommandTransport | None = None,
     page: bool = False,
+    peek: bool = True,
 ) -> web.Application:
     """Return the application that serves a runtime.
 
@@ -90,6 +92,7 @@ def create_app(
         guard: replaces the token file.
         commands: passes commands to agents; None if all agents poll this process.
         page: whether the page is served at ``/ui/``.
+        peek: whether callers may look at rows.
     """
     app = web.Application(client_max_size=MAX_BODY, middlewares=_MIDDLEWARES)
     app[RUNTIME] = runtime
@@ -112,6 +115,9 @@ def create_app(
         app[authentication.GUARD] = guard
     for route_table in ROUTE_TABLES:
         app.add_routes(route_table)
+    if peek:
+        app[rows.PEEKS] = asyncio.Semaphore(rows.MAX_PEEKS)
+        app.add_routes(rows.routes)
     if page:
         app.add_routes(page_files.page_routes(page_files.find_files()))
     return app
@@ -119,8 +125,8 @@ def create_app(
 
 @web.middleware
 async def _allow_long_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Allow large bodies on paths for many resources; must be the first of `_MIDDLEWARES`."""
-    if request.path in LONG_BODY_PATHS:
+    """Allow large bodies of many resources or rows; must be the first of `_MIDDLEWARES`."""
+    if route_path(request) in LONG_BODY_PATHS:
         request = request.clone(client_max_size=MAX_PROPOSAL)
     return await handler(request)
 

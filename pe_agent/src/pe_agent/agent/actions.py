@@ -7,6 +7,7 @@ import base64
 import pyarrow as pa
 
 from pe_agent.agent.agent import Agent
+from pe_agent.agent.exports.peek import peek
 from streambroker_core.control.tuples.epoch_control import parse_indexed
 from streambroker_core.wire.agent_rpc import job, publisher, reader
 from streambroker_core.wire.agent_rpc.codec import Actions
@@ -100,6 +101,7 @@ def _add_publisher(actions: Actions, agent: Agent) -> None:
         lambda r: export(r.export).publisher.finish(query=r.query, run=r.run),
     )
     actions.on(job.ExportEmit, lambda r: export(r.export).control.emit(r.request, r.what))
+    actions.on(job.ExportPeek, lambda r: peek(export(r.export), r))
     actions.on(job.ExportEmitted, lambda r: export(r.export).control.emission_status(r.seq))
 
 

@@ -88,6 +88,24 @@ class ExportEmitted(Request[dict[str, Any]]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportPeek(Request[dict[str, Any]]):
+    """Ask for the last rows of an export.
+
+    Attributes:
+        after: ``position`` of an earlier answer: only what was published since.
+        arrow: as an Arrow IPC stream in base64, in place of JSON.
+    """
+
+    action: ClassVar[str] = "export.peek"
+    export: str
+    filter: str | None = None
+    columns: Sequence[str] | None = None
+    limit: int = 50
+    after: str | None = None
+    arrow: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControlAppend(Request[dict[str, Any]]):
     """Append a control tuple to the agent's control log; a repeated ``request`` appends nothing."""
 

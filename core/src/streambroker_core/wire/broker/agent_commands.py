@@ -24,7 +24,8 @@ EMIT: Final = "export.emit"
 EMITTED: Final = "export.emitted"
 APPEND: Final = "control.append"
 ENTRY: Final = "control.entry"
-ACTIONS: Final = (EMIT, EMITTED, APPEND, ENTRY)
+PEEK: Final = "export.peek"
+ACTIONS: Final = (EMIT, EMITTED, APPEND, ENTRY, PEEK)
 """Actions a broker may request; the agent's own job requests the same."""
 HEADER: Final = "Errands"
 """Response header of a poll: a command waits."""

@@ -106,6 +106,7 @@ def _run(options: argparse.Namespace) -> int:
         limits=RateLimits(**dict(options.limit)),
         statuses_per_s=options.statuses_per_s,
         page=not options.no_ui,
+        peek=not options.no_peek,
         drain_s=options.drain,
     )
     broker = ClusterBroker(settings)

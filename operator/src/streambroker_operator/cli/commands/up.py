@@ -66,6 +66,7 @@ def add_broker_options(command: argparse.ArgumentParser) -> None:
         metavar="DEBUG|INFO|WARNING",
     )
     command.add_argument("--no-ui", action="store_true", help="serve no page at /ui/")
+    command.add_argument("--no-peek", action="store_true", help="show rows of exports to no caller")
 
 
 def tcp_port(text: str) -> int:
@@ -105,6 +106,7 @@ def _up(options: argparse.Namespace) -> int:
         insecure=options.insecure,
         limits=RateLimits(**dict(options.limit)),
         page=not options.no_ui,
+        peek=not options.no_peek,
     )
     asyncio.run(serve(broker, lambda url: print_text(_greeting(url, options))))
     return OK

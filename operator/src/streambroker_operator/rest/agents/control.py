@@ -153,11 +153,20 @@ def _not_emitted(pe: PeKey, id_: str) -> RequestError:
 
 
 async def _execute(request: web.Request, pe: PeKey, command: AgentCommand) -> Mapping[str, Any]:
+    answer = await execute_command(request, pe, command)
+    if not isinstance(answer.get("id"), str):
+        raise _refusal(pe, CommandResult(id=command.id))
+    return answer
+
+
+async def execute_command(
+    request: web.Request, pe: PeKey, command: AgentCommand
+) -> Mapping[str, Any]:
     """Have an agent execute a command; return its answer, or raise 503 or the agent's refusal."""
     if request.app[RUNTIME].board.registration(pe) is None:
         raise agent_away_error(f"No agent of {pe} has registered.")
     result = await request.app[COMMAND_TRANSPORT].execute(pe, command)
-    if result.answer is not None and isinstance(result.answer.get("id"), str):
+    if result.answer is not None:
         return result.answer
     raise _refusal(pe, result)
 

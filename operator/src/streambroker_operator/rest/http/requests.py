@@ -22,7 +22,7 @@ from streambroker_core.model import (
 )
 from streambroker_core.wire.encoding.quantity import parse_duration
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.http.paths import APPLY, WHATIF
+from streambroker_operator.rest.http.paths import APPLY, COMMANDS, WHATIF
 from streambroker_operator.rest.http.preconditions import check_etag, check_match
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.backend import StoredResource
@@ -40,8 +40,8 @@ PRINCIPAL = web.RequestKey("principal", str)
 MAX_BODY = 64 * 1024
 """Maximum size of a request body, in bytes."""
 MAX_PROPOSAL = 1024 * 1024
-"""Maximum size of a body that has many resources, in bytes."""
-LONG_BODY_PATHS = (APPLY, WHATIF)
+"""Maximum size of a body that has many resources, or rows, in bytes."""
+LONG_BODY_PATHS = (APPLY, COMMANDS, WHATIF)
 """Paths that accept such bodies."""
 MAX_WAIT_S = 60.0
 """Longest long poll, in seconds."""
