@@ -58,7 +58,7 @@ class Broker:
         self._insecure = insecure
         self._limits = limits
         self._certificate = certificate
-        self._served = {"page": page, "peek": peek}
+        self._page, self._peek = page, peek
         self._certificate_task: asyncio.Task[None] | None = None
         self.url = ""
 
@@ -81,7 +81,9 @@ class Broker:
         self.runtime = Runtime(self._store, self._sender)
         self.runtime.feed.start()
         local = is_loopback(self._host) and not self._insecure
-        app = create_app(self.runtime, tokens, self._limits, local=local, **self._served)
+        app = create_app(
+            self.runtime, tokens, self._limits, local=local, page=self._page, peek=self._peek
+        )
         tls = None if certificate is None else certificate.context
         limits = self._limits or RateLimits()
         port_limits = limits.connection_limits(connection_limit(limits.connections))

@@ -18,12 +18,11 @@ from streambroker_operator.rest.agents.control import execute_command
 from streambroker_operator.rest.guard.authentication import (
     CALLER,
     GUARD,
-    PRINCIPAL,
     not_yours_error,
 )
 from streambroker_operator.rest.guard.rate_limits import too_many_error
 from streambroker_operator.rest.http.paths import ROWS
-from streambroker_operator.rest.http.requests import parse_limit, require_resource
+from streambroker_operator.rest.http.requests import PRINCIPAL, parse_limit, require_resource
 from streambroker_operator.rest.http.responses import json_answer
 from streambroker_operator.security import audit_log as audit
 

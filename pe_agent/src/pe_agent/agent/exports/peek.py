@@ -114,7 +114,7 @@ def _as_stream(batches: list[pa.RecordBatch], schema: pa.Schema) -> bytes:
     with pa.ipc.new_stream(sink, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
 
 
 def _fitting(rows: list[list[Any]]) -> list[list[Any]]:
