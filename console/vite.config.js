@@ -33,6 +33,6 @@ const out = "../operator/src/streambroker_operator/ui/dist";
 export default defineConfig({
   base: "./",
   plugins: [licenses],
-  build: { outDir: out, emptyOutDir: true, modulePreload: false, assetsInlineLimit: 0 },
+  build: { outDir: out, emptyOutDir: true, modulePreload: false, chunkSizeWarningLimit: 800, assetsInlineLimit: 0 },
   server: { proxy: { "/api": "http://127.0.0.1:8470" } },
 });

@@ -40,7 +40,8 @@ const dot = (colour: string): string =>
   )}`;
 
 export function nodeText(node: GraphNode): string {
-  const ports = `${plural(node.exports, "export")} · ${plural(node.imports, "import")}`;
+  const count = (number: number, one: string) => (number ? [plural(number, one)] : []);
+  const ports = [...count(node.exports, "export"), ...count(node.imports, "import")].join(" · ");
   if (node.external) return `other namespace: ${node.namespace}`;
   return node.kind === "job" ? ports : `${plural(node.jobs ?? 0, "job")} · ${plural(node.exports, "export")}`;
 }
@@ -85,11 +86,11 @@ function style(colours: Colours, many: boolean): cytoscape.StylesheetJson {
         "font-size": 13,
         "line-height": 1.35,
         "text-valign": "center",
-        "text-halign": "center",
+        "text-halign": "right",
         "text-wrap": "wrap",
         "text-max-width": "150px",
         "text-justification": "left",
-        "text-margin-x": 10,
+        "text-margin-x": -154,
         "min-zoomed-font-size": 6,
       },
     },
@@ -123,7 +124,7 @@ function style(colours: Colours, many: boolean): cytoscape.StylesheetJson {
       style: {
         label: "data(label)",
         color: colours.text,
-        "font-family": "ui-monospace, 'SF Mono', Menlo, monospace",
+        "font-family": "Menlo, Consolas, DejaVu Sans Mono, monospace",
         "font-size": 11,
         "text-wrap": "wrap",
         "text-background-color": colours.surface,
@@ -137,7 +138,7 @@ function style(colours: Colours, many: boolean): cytoscape.StylesheetJson {
       },
     },
     {
-      selector: "edge[from = to]",
+      selector: "edge:loop",
       style: { "curve-style": "bezier", "source-endpoint": "outside-to-node", "target-endpoint": "outside-to-node" },
     },
     { selector: "edge[state = 'away']", style: { "line-style": "dashed" } },

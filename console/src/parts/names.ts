@@ -17,5 +17,3 @@ export function usePorts(kind: "exports" | "imports", namespace: string): string
   return (loaded.data?.items ?? []).map(portOf).sort();
 }
 
-/** Whether a text of the pickers names one of these ports. */
-export const known = (ports: readonly string[], text: string): boolean => ports.includes(text);

@@ -1,18 +1,18 @@
 /** One port: its manifest, status, routes with metrics, and its history. */
 import { useEffect, useState } from "preact/hooks";
-import { ask, get, type Answer } from "../api";
+import { ask, get } from "../api";
 import { number, rate, seconds, text } from "../format";
 import { useLoaded } from "../live";
 import { Card, Empty, Failure, PortLink, Skeleton, StateBadge } from "../parts/bits";
 import { Change } from "../parts/change";
-import { Editor } from "../parts/editor";
-import { useNames, usePorts } from "../parts/names";
+import { Expression, useBasis, useDraft, type LoadedPort } from "../parts/expression";
+import { usePorts } from "../parts/names";
 import { Picker } from "../parts/picker";
 import { Rates, sample, type Samples } from "../parts/rates";
 import { parsePort, portPath } from "../ports";
 import { go, link } from "../route";
 import { useSession } from "../session";
-import type { Checked, HistoryEntry, Json, JsonObject, Kind, Manifest, State, Top, TopRoute } from "../types";
+import type { HistoryEntry, Json, JsonObject, Kind, Manifest, State, Top, TopRoute } from "../types";
 
 const sum = (routes: TopRoute[]): number | null => {
   const rates = routes.map((one) => one.rowsPerSecond).filter((one): one is number => one !== null);
@@ -182,54 +182,7 @@ function Operators({ job, top }: { job: string; top: Top }) {
   );
 }
 
-interface Loaded {
-  answer: Answer<Manifest>;
-  reload: () => void;
-  port: string;
-}
-
-function useDraft(current: string): [string, (text: string) => void, () => void] {
-  const [draft, setDraft] = useState<string | null>(null);
-  useEffect(() => setDraft((was) => (was === current ? null : was)), [current]);
-  return [draft ?? current, setDraft, () => setDraft(null)];
-}
-
-/** The tag of the version that the text was begun with: a change by others in between is found. */
-function useBasis(changed: boolean, etag: string | null): string | null {
-  const [basis, setBasis] = useState(etag);
-  useEffect(() => {
-    if (!changed) setBasis(etag);
-  }, [changed, etag]);
-  return basis;
-}
-
-function Expression({ part, answer, reload, port }: Loaded & { part: "subscription" | "filter" }) {
-  const { info } = useSession();
-  const manifest = answer.body;
-  const current = manifest.spec[part] ?? "";
-  const [value, setValue, reset] = useDraft(current);
-  const [checked, setChecked] = useState<{ text: string; checked: Checked } | null>(null);
-  const names = useNames(manifest.metadata.namespace);
-  const valid = value === "" ? part === "filter" : checked?.text === value && checked.checked.ok;
-  const basis = useBasis(value !== current, answer.etag);
-  const spec = valid && value !== current ? { ...manifest.spec, [part]: value || undefined } : null;
-  return (
-    <Change {...{ port, manifest, part, spec, reload, reset }} etag={basis}>
-      <Editor
-        kind={part}
-        label={part === "filter" ? "Filter" : "Subscription"}
-        value={value}
-        names={names}
-        namespace={manifest.metadata.namespace}
-        readOnly={info.readOnly}
-        onInput={setValue}
-        onChecked={(one, result) => setChecked({ text: one, checked: result })}
-      />
-    </Change>
-  );
-}
-
-function Properties({ answer, reload, port }: Loaded) {
+function Properties({ answer, reload, port }: LoadedPort) {
   const { info } = useSession();
   const manifest = answer.body;
   const current = JSON.stringify(manifest.spec.properties ?? {}, null, 2);

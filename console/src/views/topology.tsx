@@ -103,7 +103,7 @@ function Details({ node, graph, query }: { node: GraphNode; graph: Graph; query:
           </>
         )}
         {group && (
-          <a class="button" href={link("topology", { ns: query.ns, group })}>
+          <a class="button" href={link("topology", { ns: query.ns, folded: query.folded, group })}>
             Open the group
           </a>
         )}
@@ -168,6 +168,14 @@ function JobList({ graph, chosen, choose }: { graph: Graph; chosen?: string; cho
   );
 }
 
+function Icon({ path }: { path: string }) {
+  return (
+    <svg viewBox="0 0 16 16" width="16" height="16" aria-hidden="true">
+      <path d={path} fill="none" stroke="currentColor" stroke-width="1.6" stroke-linecap="round" stroke-linejoin="round" />
+    </svg>
+  );
+}
+
 const LEGEND = ["flows", "waits", "away", "idle", "unknown"] as const;
 
 function Legend() {
@@ -224,10 +232,10 @@ function Drawing(props: { graph: Graph; scope: string; chosen?: string; choose: 
         onKeyDown={onKeyDown}
       />
       <div class="tools" role="toolbar" aria-label="Drawing">
-        <button type="button" class="icon" aria-label="Zoom in" onClick={() => canvas.current?.zoom(1.25)}>＋</button>
-        <button type="button" class="icon" aria-label="Zoom out" onClick={() => canvas.current?.zoom(0.8)}>－</button>
-        <button type="button" class="icon" aria-label="Show all" onClick={() => canvas.current?.fit()}>⤢</button>
-        <button type="button" class="icon" aria-label="Arrange again" title="Arrange again" onClick={() => canvas.current?.rearrange(props.graph)}>⟳</button>
+        <button type="button" class="icon" aria-label="Zoom in" onClick={() => canvas.current?.zoom(1.25)}><Icon path="M8 3v10M3 8h10" /></button>
+        <button type="button" class="icon" aria-label="Zoom out" onClick={() => canvas.current?.zoom(0.8)}><Icon path="M3 8h10" /></button>
+        <button type="button" class="icon" aria-label="Show all" onClick={() => canvas.current?.fit()}><Icon path="M3 6V3h3M10 3h3v3M13 10v3h-3M6 13H3v-3" /></button>
+        <button type="button" class="icon" aria-label="Arrange again" title="Arrange again" onClick={() => canvas.current?.rearrange(props.graph)}><Icon path="M13 8a5 5 0 1 1-1.6-3.7M13 2.5V5h-2.5" /></button>
       </div>
       <Legend />
     </div>

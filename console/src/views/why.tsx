@@ -1,16 +1,18 @@
 /** Why two ports are connected or not, and what is nearest. */
 import { useEffect, useState } from "preact/hooks";
-import { get, post, Problem } from "../api";
+import { ask, get, post, Problem } from "../api";
 import { plural } from "../format";
 import { useLoaded, useSettled } from "../live";
 import { Card, Empty, Failure, PortLink, Skeleton } from "../parts/bits";
 import { Editor } from "../parts/editor";
+import { Expression } from "../parts/expression";
 import { ForecastList } from "../parts/forecast";
 import { useNames, usePorts } from "../parts/names";
 import { Picker } from "../parts/picker";
+import { parsePort, portPath } from "../ports";
 import { go, link } from "../route";
 import { useSession } from "../session";
-import type { Checked, Explanation, Forecast, Pair, Predicate } from "../types";
+import type { Checked, Explanation, Forecast, Manifest, Pair, Predicate } from "../types";
 
 const VALUE: Record<string, [string, string]> = {
   true: ["✓ true", "flows"],
@@ -168,6 +170,23 @@ function Attempt() {
   );
 }
 
+/** The subscription of the chosen Import: what another one would add and cut. */
+function Attached({ port }: { port: string }) {
+  const key = parsePort(port);
+  const loaded = useLoaded(key && `port Import ${port}`, (signal) =>
+    ask<Manifest>(portPath("Import", key!), { query: { namespace: key!.namespace }, signal }),
+  );
+  if (loaded.data?.body.spec.subscription === undefined) return null;
+  const common = { answer: loaded.data, reload: loaded.reload, port };
+  return (
+    <Card title="Change what it imports" aside={<span class="muted">nothing is changed before you apply it</span>}>
+      <Expression part="subscription" {...common} />
+      <hr />
+      <Expression part="filter" {...common} />
+    </Card>
+  );
+}
+
 export function Why({ query }: { query: Record<string, string> }) {
   const { namespace } = useSession();
   const exports = usePorts("exports", namespace);
@@ -179,7 +198,10 @@ export function Why({ query }: { query: Record<string, string> }) {
         <Picker label="Import" ports={imports} value={query.import ?? ""} choose={(one) => go("why", { ...query, import: one })} />
       </div>
       {query.import || query.export ? (
-        <Explained key={`${query.export} ${query.import}`} query={query} />
+        <>
+          <Explained key={`${query.export} ${query.import}`} query={query} />
+          {query.import && <Attached key={query.import} port={query.import} />}
+        </>
       ) : (
         <>
           <Empty title="Choose an Export, an Import, or both">
