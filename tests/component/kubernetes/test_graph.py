@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from streambroker_operator.rest.console import page_files
-from support.clusters.api_server import ApiServer
+from support.clusters.api_server import ApiServer, sent
 from support.clusters.calls import allowed, declare_role, make_account, token_of
-from support.clusters.replicas import connected, make_key, operator, operator_here, sent
+from support.clusters.replicas import connected, make_key, operator, operator_here
 
 STREAMS = "streambroker.io"
 READS = allowed((STREAMS, "exports", "list"), (STREAMS, "imports", "list"))

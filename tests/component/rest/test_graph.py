@@ -1,4 +1,4 @@
-"""The graph of jobs, the history and the checks of texts, as the page asks for them."""
+"""The graph of jobs, the history and the checks of texts, which the page is made of."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_a_job_beyond_a_route_is_shown_by_name_alone(guarded: Rest) -> Non
     assert "secret" not in {one["name"] for one in names.body["properties"]}
 
 
-# ---- what the page asks first --------------------------------------------------------------------
+# ---- what the page needs first ---------------------------------------------------------------
 
 
 async def test_the_page_learns_without_a_token_only_that_it_needs_one(guarded: Rest) -> None:

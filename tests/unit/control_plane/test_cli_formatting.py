@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streambroker_core.errors import StreambrokerError, pointer_lines
-from streambroker_core.graph.states import route_state
+from streambroker_core.wire.reports.route_states import route_state
 from streambroker_operator.cli.commands import top
 from streambroker_operator.cli.commands.diagnose import read_pair
 from streambroker_operator.cli.io import errors, options, terminal

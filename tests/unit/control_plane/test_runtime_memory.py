@@ -13,6 +13,7 @@ import pytest
 from streambroker_core.model import PeKey
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.runtime import change_log as changes
+from streambroker_operator.runtime import history
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.sqlite_store import Store
 from support.core.at_once import at_once
@@ -66,6 +67,7 @@ def test_nothing_is_kept_of_what_came_and_went(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changes, "MAX_EVENTS", 1)
+    monkeypatch.setattr(history, "MAX_CHARACTERS", 0)
     come(runtime, "stays")
     for number in range(3):
         come_and_go(runtime, f"a{number}")

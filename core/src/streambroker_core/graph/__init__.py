@@ -6,12 +6,9 @@ A question selects jobs of a `JobGraph`; the answer never has more nodes and edg
 from streambroker_core.graph.answer import MAX_ELEMENTS, Answer, Edge, Node, Question, answer
 from streambroker_core.graph.job_graph import Job, JobGraph, JobKey, build_graph
 from streambroker_core.graph.search import read_match
-from streambroker_core.graph.states import STALE_S, STATE_ORDER, most_important, route_state
 
 __all__ = [
     "MAX_ELEMENTS",
-    "STALE_S",
-    "STATE_ORDER",
     "Answer",
     "Edge",
     "Job",
@@ -21,7 +18,5 @@ __all__ = [
     "Question",
     "answer",
     "build_graph",
-    "most_important",
     "read_match",
-    "route_state",
 ]

@@ -32,6 +32,7 @@ COMMANDS = {
     "commands.emit": ("emit",),
     "commands.patterns": ("patterns",),
     "commands.top": ("top",),
+    "commands.graph": ("graph",),
     "completion": ("completion",),
 }
 """The commands of each module: only the module of the command that runs is imported."""

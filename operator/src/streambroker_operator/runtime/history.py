@@ -21,7 +21,7 @@ MAX_VALUE = 200
 MAX_FIELDS = 20
 """Maximum number of fields in an entry."""
 _ENTRY_COST = 200
-"""What an entry costs beside its values, in characters."""
+"""What an entry costs in addition to its values, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,18 +11,16 @@ from hypothesis import strategies as st
 
 from streambroker_core.errors import SubscriptionError
 from streambroker_core.graph import (
-    STATE_ORDER,
     Answer,
     JobGraph,
     JobKey,
     Question,
     answer,
     build_graph,
-    most_important,
     read_match,
-    route_state,
 )
 from streambroker_core.model import Export, Import, Route, route_order
+from streambroker_core.wire.reports.route_states import STATE_ORDER, most_important, route_state
 from support.core.resources import export_of, import_of
 
 

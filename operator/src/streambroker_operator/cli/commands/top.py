@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from streambroker_core.graph.states import STATE_ORDER, route_state
+from streambroker_core.wire.reports.route_states import STATE_ORDER, route_state
 from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import (

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from streambroker_core import graph
 from streambroker_core.model import PeKey, Route, is_label
+from streambroker_core.wire.reports.route_states import most_important, route_state
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.agents.reports import REPORTS, AgentReports, top_rows
 from streambroker_operator.rest.guard.rate_limits import caller_name
@@ -25,6 +26,8 @@ MAX_GRAPHS = 16
 """Maximum number of namespaces whose graphs are kept."""
 MAX_LISTED = 10
 """Maximum number of routes that are listed of one edge."""
+MAX_PORTS = 20
+"""Maximum number of ports of each kind that are named of one job."""
 MAX_MATCH = 2_048
 """Maximum length of a search text, in characters."""
 _LISTED = ("rowsPerSecond", "lagRows", "lagSeconds")
@@ -131,7 +134,7 @@ def _body(found: graph.Answer, reports: Mapping[PeKey, AgentReports], now: float
     edges = []
     for edge in found.edges:
         rows = top_rows(edge.routes, reports, now)
-        own = [graph.route_state(row) for row in rows]
+        own = [route_state(row) for row in rows]
         for end in (edge.source, edge.target):
             states.setdefault(end, set()).update(own)
         edges.append(_edge_body(edge, rows, own))
@@ -152,7 +155,7 @@ def _node_body(node: graph.Node, states: Any) -> dict[str, Any]:
         "namespace": node.namespace,
         "exports": sum(len(job.exports) for job in node.jobs),
         "imports": sum(len(job.imports) for job in node.jobs),
-        "state": graph.most_important(states),
+        "state": most_important(states),
         "matched": node.matched,
     }
     if node.kind != "namespace":
@@ -160,7 +163,13 @@ def _node_body(node: graph.Node, states: Any) -> dict[str, Any]:
     if node.kind != "job":
         return {**body, "jobs": len(node.jobs)}
     job = node.jobs[0]
-    return {**body, "job": job.key.job, **({"external": True} if job.external else {})}
+    return {
+        **body,
+        "job": job.key.job,
+        "exportPorts": list(job.exports[:MAX_PORTS]),
+        "importPorts": list(job.imports[:MAX_PORTS]),
+        **({"external": True} if job.external else {}),
+    }
 
 
 def _edge_body(
@@ -173,7 +182,7 @@ def _edge_body(
         "to": edge.target,
         "routes": len(edge.routes),
         "rowsPerSecond": round(sum(rates), 3) if rates else None,
-        "state": graph.most_important(states),
+        "state": most_important(states),
     }
 
 

@@ -130,7 +130,7 @@ def needs_token(request: web.Request) -> bool:
 
 
 def _is_public(request: web.Request) -> bool:
-    """Return whether a request needs no token: the page asks without one whether it needs one."""
+    """Return whether a request needs no token: without one the page learns whether it needs one."""
     path = route_path(request)
     return path in PUBLIC_PATHS or (path == UI and "Authorization" not in request.headers)
 
