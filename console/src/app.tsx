@@ -101,7 +101,7 @@ function SignIn({ done, reason }: { done: () => void; reason: string }) {
 
 function LinkState() {
   const state = useLink();
-  const words = { live: "Live", connecting: "Connecting", away: "Reconnecting" };
+  const words = { live: "Live", connecting: "Connecting", away: "Reconnecting", refused: "No events" };
   return (
     <span class={`link ${state}`} role="status">
       <span class="link-dot" aria-hidden="true" />

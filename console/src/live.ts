@@ -2,7 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { address, authorization, isAway, Problem } from "./api";
 
-export type Link = "connecting" | "live" | "away";
+export type Link = "connecting" | "live" | "away" | "refused";
 
 type Listener = () => void;
 const changed = new Set<Listener>();
@@ -35,7 +35,7 @@ export async function follow(namespace: string, signal: AbortSignal): Promise<vo
       const headers = { ...authorization(), ...(last ? { "Last-Event-ID": last } : {}) };
       const url = address("events", { namespace });
       const response = await fetch(url, { headers, signal, credentials: "omit", cache: "no-store" });
-      if (response.status === 401 || response.status === 403) return setLink("away");
+      if (response.status === 401 || response.status === 403) return setLink("refused");
       if (!response.ok || !response.body) throw new Error(String(response.status));
       setLink("live");
       announce();

@@ -41,7 +41,7 @@ class Prefix:
                     while chunk := answer.read1(65_536):
                         self.wfile.write(chunk)
                         self.wfile.flush()
-                except OSError:
+                except (OSError, http.client.HTTPException):
                     pass
                 finally:
                     connection.close()

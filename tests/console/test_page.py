@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
 from playwright.sync_api import expect
 
 from console.brokers import TOKENS, RunningBroker, export_of, import_of
@@ -186,7 +185,7 @@ def test_a_port_shows_the_metrics_that_agents_report(
     body = {"exports": {"trades": {"readers": [reader]}}, "imports": {}}
     broker.change("PUT", "/job/nyse/pe/0/report", body)
     console.go("port?export=default/nyse/0/trades")
-    row = console.page.get_by_role("row", name=re.compile("default/alerts/0/trades"))
+    row = console.page.get_by_role("row", name="default/alerts/0/trades")
     for figure in ("1.5K", "11", "7"):
         expect(row.get_by_role("cell").filter(has_text=re.compile(f"^{figure}"))).to_be_visible()
 

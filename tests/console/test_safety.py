@@ -63,6 +63,8 @@ def test_texts_that_a_job_chooses_are_shown_as_texts(
 
 
 def test_a_caller_without_rights_sees_no_names(browser: Any, broker: RunningBroker) -> None:
+    own = import_of("guest")["spec"]
+    broker.change("PUT", "/job/guest/pe/0/import/in?namespace=elsewhere", own)
     console = Console(browser, broker.url)
     console.sign_in("stranger")
     for place in (*PLACES, "topology?ns=default", "topology?ns=*"):

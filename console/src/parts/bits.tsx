@@ -32,7 +32,8 @@ export function StateBadge({ state }: { state: State | null }) {
   );
 }
 
-export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
+export function Empty(props: { title: string; heading?: boolean; children?: ComponentChildren }) {
+  const { title, heading, children } = props;
   return (
     <div class="empty">
       <svg viewBox="0 0 64 40" width="72" height="45" aria-hidden="true">
@@ -40,7 +41,7 @@ export function Empty({ title, children }: { title: string; children?: Component
         <circle cx="10" cy="10" r="6" fill="none" stroke="currentColor" stroke-width="2" />
         <circle cx="54" cy="28" r="6" fill="none" stroke="currentColor" stroke-width="2" />
       </svg>
-      <p class="empty-title">{title}</p>
+      {heading ? <h1 class="empty-title">{title}</h1> : <p class="empty-title">{title}</p>}
       {children && <div class="muted">{children}</div>}
     </div>
   );

@@ -332,7 +332,7 @@ export function Port({ query }: { query: Record<string, string> }) {
       {port ? (
         <PortPage key={`${kind} ${port}`} kind={kind} port={port} />
       ) : (
-        <Empty title="Choose a port">
+        <Empty title="Choose a port" heading>
           <p>Choose an Export or an Import above, or a job in the topology.</p>
         </Empty>
       )}

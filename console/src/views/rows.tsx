@@ -73,7 +73,7 @@ export function Rows({ query }: { query: Record<string, string> }) {
   if (!info.peek) {
     return (
       <div class="page">
-        <Empty title="This broker shows no rows">
+        <Empty title="This broker shows no rows" heading>
           <p>Reading rows through the broker is switched off.</p>
         </Empty>
       </div>
@@ -81,6 +81,7 @@ export function Rows({ query }: { query: Record<string, string> }) {
   }
   return (
     <div class="page">
+      <h1 class="hidden">Rows</h1>
       <Card title="Peek" aside={<span class="muted">reads the last rows; no reader waits for it</span>}>
         <form
           class="peek"

@@ -287,6 +287,7 @@ export function Topology({ query }: { query: Query }) {
   const groups = loaded.data?.nodes.some((one) => one.application) ?? false;
   return (
     <div class="topology">
+      <h1 class="hidden">Topology</h1>
       <div class="bar">
         <Search query={query} />
         <Chips query={query} graph={graph} />

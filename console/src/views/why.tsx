@@ -71,7 +71,7 @@ function Verdict({ pair, open }: { pair: Pair; open: boolean }) {
         <Predicates predicates={pair.predicates} />
         {pair.misses.length > 0 && (
           <div class="misses">
-            <h3>Nearest ways to a match</h3>
+            <h2>Nearest ways to a match</h2>
             <ul>
               {pair.misses.map((way, index) => (
                 <li key={index}>
@@ -204,7 +204,7 @@ export function Why({ query }: { query: Record<string, string> }) {
         </>
       ) : (
         <>
-          <Empty title="Choose an Export, an Import, or both">
+          <Empty title="Choose an Export, an Import, or both" heading>
             <p>With both, each predicate is shown with its value. With one, the nearest others are shown.</p>
           </Empty>
           <Attempt />
