@@ -219,19 +219,27 @@ async def test_a_jobs_token_reads_its_own_namespaces_only(door: Door) -> None:
     await refused(await door("prod", "GET", "/exports"), 403, "NotYours")
 
 
-OPEN = ("/api/subscriptions/explain", "/api/openapi.json", "/healthz", "/readyz")
-"""Selected by the ports it names; for everybody with a token; for everybody."""
+OPEN = (
+    "/api/subscriptions/explain",
+    "/api/openapi.json",
+    "/api/subscriptions/ui",
+    "/healthz",
+    "/readyz",
+)
+"""Selected by the ports it names; for all with a token, with what they may read; for all."""
 GETS = [p for p, item in description()["paths"].items() if "get" in item and p not in OPEN]
 SELECTING = (
     "import=prod/feed/0/trades",
     "export=prod/feed/0/trades",
     "export=prod",
+    "focus=prod/feed",
+    "group=prod/x",
     "limit=1",
     "wait=1s",
     "continue=x",
     "force=true",
     "import=prod/feed/0/trades&export=prod/feed/0/trades&limit=1&wait=1s&continue=x&name=x"
-    "&force=true&operator=x",
+    "&force=true&operator=x&match=x&focus=prod/feed&group=prod/x&hops=1",
 )
 
 
@@ -243,6 +251,14 @@ async def test_no_parameter_of_another_request_opens_a_namespace(door: Door, pat
     named = filled.removeprefix("/api/subscriptions")
     for query in SELECTING:
         await refused(await door("prod", "GET", f"{named}?{query}"), 403, "NotYours")
+
+
+async def test_the_page_learns_of_the_namespaces_of_its_token_alone(door: Door) -> None:
+    await door("ops", "PUT", X, EXPORT)
+    found = await door("prod", "GET", "/ui")
+
+    assert (found.status, found.body["namespaces"]) == (200, ["prod"])
+    assert not found.body["allNamespaces"]
 
 
 def test_every_parameter_that_selects_is_tried_on_every_request() -> None:

@@ -40,7 +40,12 @@ TEXTS = st.sampled_from(HOSTILE) | st.text(min_size=1, max_size=30)
 
 
 def node(job: str, application: str = "", **more: Any) -> dict[str, Any]:
-    found = {"id": f"default/{job}", "kind": "job", "namespace": "default", "job": job}
+    found: dict[str, Any] = {
+        "id": f"default/{job}",
+        "kind": "job",
+        "namespace": "default",
+        "job": job,
+    }
     found |= {"application": application, "exportPorts": [], "importPorts": [], "state": None}
     return {**found, **more}
 

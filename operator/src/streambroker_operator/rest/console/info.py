@@ -31,6 +31,7 @@ async def get_info(request: web.Request) -> web.Response:
         "version": version("streambroker-operator"),
     }
     if "Authorization" in request.headers or not needs_token(request):
-        body["namespaces"] = [one for one in known_namespaces(request) if caller.can_read(one)]
+        names = {*known_namespaces(request), *(caller.namespaces or ())} - {"*"}
+        body["namespaces"] = [one for one in sorted(names) if caller.can_read(one)]
         body["allNamespaces"] = caller.can_read("*")
     return json_answer(body)

@@ -261,6 +261,8 @@ def is_reading(request: web.Request) -> bool:
 
 def _namespaces(request: web.Request, caller: Principal) -> list[str]:
     """Return the namespaces that the caller must be able to read."""
+    if route_path(request) == UI and caller.namespaces:
+        return []  # the answer has only those that the caller may read
     requested = _requested_namespaces(request)
     # A reader of one side may see what its views show of the other; the handler checks that.
     return [
@@ -274,7 +276,8 @@ def _requested_namespaces(request: web.Request) -> RequestedNamespaces:
     if not path.startswith((API, JOBS)):
         return RequestedNamespaces(())
     if path == UI:
-        return RequestedNamespaces((), ("*", *known_namespaces(request)))
+        own = requested_namespace(request)
+        return RequestedNamespaces((), ("*", own, *known_namespaces(request)))
     chosen = requested_namespace(request)
     ports = [request.query[name] for name in ("import", "export") if name in request.query]
     if path != _PORT_QUERY_PATH or not ports:
