@@ -16,7 +16,7 @@ IMAGES = ROOT / "docs/images"
 ROUNDS = 8
 """Number of reports whose rates the plot of a port shows."""
 PLACES = {
-    "topology": "topology?chosen=default/enrich",
+    "topology": "topology",
     "why": "why?import=default/alerts/0/trades&export=default/nyse/0/quotes",
     "port": "port?export=default/nyse/0/trades",
 }
@@ -55,14 +55,14 @@ def write_views(browser: Any, broker: RunningBroker, agents: Agents, scheme: str
     page.locator(".rates canvas").wait_for()
     page.screenshot(path=IMAGES / f"console-port-{scheme}.png")
     console.go(PLACES["topology"])
-    page.get_by_role("complementary").get_by_text("Routes").wait_for()
+    console.job("enrich").wait_for()
     agents.report()
     with page.expect_response("**/graph?*"):
         pass
     page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     page.screenshot(path=IMAGES / f"console-topology-{scheme}.png")
     console.go(PLACES["why"])
-    page.get_by_label("Subscription", exact=True).fill('kind == "quote" && exchange == "NYSE"')
+    page.get_by_label("Subscription", exact=True).fill('kind == "enriched"')
     page.get_by_text("This would change routes").wait_for()
     page.screenshot(path=IMAGES / f"console-why-{scheme}.png")
     console.close()

@@ -8,6 +8,7 @@ import { arrange, type Point } from "./layout";
 /** From this number of elements on, lines are straight and without labels while one moves. */
 const MANY = 500;
 const LABELLED = 60;
+const WIDTH = 170;
 
 interface Colours {
   surface: string;
@@ -48,12 +49,11 @@ export function nodeText(node: GraphNode): string {
 
 function edgeText(edge: GraphEdge): string {
   const filter = edge.list?.length === 1 ? edge.list[0]?.filter : null;
-  const first = filter ?? (edge.routes > 1 ? `${number(edge.routes)} routes` : "");
-  const short = first.length > 30 ? `${first.slice(0, 29)}…` : first;
-  return [short, edge.rowsPerSecond ? rate(edge.rowsPerSecond) : ""].filter(Boolean).join("\n");
+  const text = filter ?? (edge.routes > 1 ? `${number(edge.routes)} routes` : "");
+  return text.length > 30 ? `${text.slice(0, 29)}…` : text;
 }
 
-const width = (rows: number | null): number => 1.75 + Math.min(8, Math.log10(1 + (rows ?? 0)) * 1.6);
+const width = (rows: number | null): number => 1.5 + Math.min(6, Math.log10(1 + (rows ?? 0)));
 
 function style(colours: Colours, many: boolean): cytoscape.StylesheetJson {
   const font = "Inter, system-ui, sans-serif";
@@ -69,7 +69,7 @@ function style(colours: Colours, many: boolean): cytoscape.StylesheetJson {
       selector: "node",
       style: {
         shape: "round-rectangle",
-        width: 190,
+        width: WIDTH,
         height: 54,
         "background-color": colours.surface,
         "border-width": 1,
@@ -88,9 +88,9 @@ function style(colours: Colours, many: boolean): cytoscape.StylesheetJson {
         "text-valign": "center",
         "text-halign": "right",
         "text-wrap": "wrap",
-        "text-max-width": "150px",
+        "text-max-width": "132px",
         "text-justification": "left",
-        "text-margin-x": -154,
+        "text-margin-x": 34 - WIDTH,
         "min-zoomed-font-size": 6,
       },
     },
@@ -141,6 +141,7 @@ function style(colours: Colours, many: boolean): cytoscape.StylesheetJson {
       selector: "edge:loop",
       style: { "curve-style": "bezier", "source-endpoint": "outside-to-node", "target-endpoint": "outside-to-node" },
     },
+    { selector: "edge.detailed", style: { label: "data(detail)", "z-index": 10 } },
     { selector: "edge[state = 'away']", style: { "line-style": "dashed" } },
     { selector: "edge[state = 'stale'], edge[state = 'unknown']", style: { "line-style": "dashed" } },
     ...STATES.flatMap(ofState),
@@ -155,6 +156,7 @@ export class Canvas {
   private places = new Map<string, Point>();
   private scope = "";
   private many = false;
+  private labelled = false;
 
   constructor(box: HTMLElement, choose: (id: string | null) => void, open: (id: string) => void) {
     this.cy = cytoscape({
@@ -174,7 +176,10 @@ export class Canvas {
     this.cy.on("dbltap", "node", (event) => open((event.target as cytoscape.NodeSingular).id()));
     this.cy.on("mouseover", "node", () => (box.style.cursor = "pointer"));
     this.cy.on("mouseout", "node", () => (box.style.cursor = ""));
-    this.cy.on("mouseover", "edge", (event) => void (event.target as cytoscape.EdgeSingular).addClass("labelled"));
+    this.cy.on("mouseover", "edge", (event) => void event.target.addClass("labelled detailed"));
+    this.cy.on("mouseout", "edge", (event) => {
+      event.target.removeClass("detailed").toggleClass("labelled", this.labelled && !!event.target.data("label"));
+    });
   }
 
   private jobOf(element: cytoscape.SingularElementArgument): string {
@@ -210,11 +215,13 @@ export class Canvas {
         to: edge.to,
         state: edge.state,
         label: edgeText(edge),
+        detail: [edgeText(edge), `${rate(edge.rowsPerSecond)} rows`].filter(Boolean).join("\n"),
         width: width(edge.rowsPerSecond),
         ...(this.many ? {} : this.bend(edge)),
       });
     }
-    this.cy.edges().toggleClass("labelled", graph.edges.length <= LABELLED);
+    this.labelled = graph.edges.length <= LABELLED;
+    this.cy.edges().toggleClass("labelled", this.labelled);
     this.cy.edges("[label = '']").removeClass("labelled");
   }
 
@@ -230,10 +237,10 @@ export class Canvas {
   private bend(edge: GraphEdge): Record<string, unknown> {
     const [from, to] = [this.places.get(edge.from), this.places.get(edge.to)];
     if (!from || !to || edge.from === edge.to) return {};
-    const [dx, dy] = [to.x - from.x - 190, to.y - from.y];
+    const [dx, dy] = [to.x - from.x - WIDTH, to.y - from.y];
     const length = Math.hypot(dx, dy);
     if (Math.abs(dy) < 2 || length < 1) return {};
-    const reach = Math.max(dx / 2, 90);
+    const reach = Math.max(dx * 0.3, 40);
     const weight = (x: number, y: number) => (x * dx + y * dy) / (length * length);
     const distance = (x: number, y: number) => (y * dx - x * dy) / length;
     const points: [number, number][] = [
@@ -280,9 +287,9 @@ export class Canvas {
 
   fit(): void {
     this.cy.resize();
-    this.cy.fit(undefined, 48);
-    if (this.cy.zoom() > 1.1) {
-      this.cy.zoom(1.1);
+    this.cy.fit(undefined, 36);
+    if (this.cy.zoom() > 1.25) {
+      this.cy.zoom(1.25);
       this.cy.center();
     }
   }

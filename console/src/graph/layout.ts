@@ -10,8 +10,8 @@ export interface Line {
   to: string;
 }
 
-const COLUMN = 300;
-const ROW = 84;
+const COLUMN = 310;
+const ROW = 96;
 const LONGEST_COLUMN = 24;
 
 interface Neighbours {

@@ -34,6 +34,8 @@ export function completions(before: string, names: Names, kind: Props["kind"]): 
     return { word: begun, choices: values.map((one) => ({ text: one, detail: "value" })) };
   }
   if (/"[^"]*$/.test(before.replace(/"[^"]*"/g, ""))) return { word: "", choices: [] };
+  // Without a begun word, names are offered only where a predicate begins.
+  if (!word && !/(^|&&|\|\||!|\()\s*$/.test(before)) return { word: "", choices: [] };
   const all =
     kind === "subscription"
       ? names.properties.map((one) => ({ text: one.name, detail: one.values.slice(0, 3).map(literal).join(", ") }))

@@ -29,10 +29,12 @@ function Change({ sign, route }: { sign: string; route: Route }) {
 export function ForecastList({ forecast }: { forecast: Forecast }) {
   const { added, cut, changed, kept, problems } = forecast;
   const nothing = !added.length && !cut.length && !changed.length && !problems.length;
+  const refused = problems.some((one) => one.refused);
+  const title = refused ? "The broker would refuse this" : nothing ? "No route would change" : "This would change routes";
   return (
     <div class="forecast" role="status">
       <p class="forecast-head">
-        <strong>{nothing ? "No route would change" : "This would change routes"}</strong>
+        <strong>{title}</strong>
         <span class="count add">+{added.length} added</span>
         <span class="count cut">−{cut.length} cut</span>
         <span class="muted">
