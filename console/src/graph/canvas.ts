@@ -4,8 +4,9 @@ import type { Graph, GraphEdge, GraphNode, State } from "../types";
 import { number, plural, rate } from "../format";
 import { title } from "./fold";
 import { arrange, type Point } from "./layout";
+import { Movement } from "./movement";
 
-/** From this number of elements on, lines are straight and without labels while one moves. */
+/** Above this number of elements lines are straight, and the drawing moves as a picture. */
 const MANY = 500;
 const LABELLED = 60;
 const WIDTH = 170;
@@ -151,8 +152,12 @@ function style(colours: Colours, many: boolean): cytoscape.StylesheetJson {
   ];
 }
 
+const same = (a: unknown, b: unknown): boolean =>
+  a === b || (typeof a === "object" && JSON.stringify(a) === JSON.stringify(b));
+
 export class Canvas {
   private readonly cy: cytoscape.Core;
+  private readonly movement: Movement;
   private places = new Map<string, Point>();
   private scope = "";
   private many = false;
@@ -167,9 +172,8 @@ export class Canvas {
       minZoom: 0.02,
       maxZoom: 2.5,
       pixelRatio: Math.min(2, devicePixelRatio),
-      textureOnViewport: true,
-      hideEdgesOnViewport: false,
     });
+    this.movement = new Movement(this.cy, box);
     this.cy.on("tap", (event) => {
       choose(event.target === this.cy ? null : this.jobOf(event.target as cytoscape.SingularElementArgument));
     });
@@ -196,6 +200,7 @@ export class Canvas {
     const many = graph.nodes.length + graph.edges.length > MANY;
     if (many !== this.many || first) {
       this.many = many;
+      this.movement.use(many);
       this.paint();
     }
     this.cy.batch(() => this.update(graph));
@@ -225,12 +230,20 @@ export class Canvas {
     this.cy.edges("[label = '']").removeClass("labelled");
   }
 
+  /** Add an element, or change it if it differs: what is set is drawn again. */
   private put(id: string, data: Record<string, unknown>): void {
     const found = this.cy.getElementById(id);
-    if (found.nonempty()) found.data(data);
-    else this.cy.add({ data, position: this.places.get(id) } as cytoscape.ElementDefinition);
     const place = this.places.get(id);
-    if (place && found.nonempty()) (found as unknown as cytoscape.NodeSingular).position({ ...place });
+    if (found.empty()) {
+      this.cy.add({ data, position: place && { ...place } } as cytoscape.ElementDefinition);
+      return;
+    }
+    const was = found.data() as Record<string, unknown>;
+    if (Object.entries(data).some(([name, value]) => !same(was[name], value))) found.data(data);
+    if (!place) return;
+    const node = found as unknown as cytoscape.NodeSingular;
+    const { x, y } = node.position();
+    if (x !== place.x || y !== place.y) node.position({ ...place });
   }
 
   /** Two control points that let a line leave and arrive horizontally. */
@@ -311,6 +324,7 @@ export class Canvas {
   }
 
   end(): void {
+    this.movement.stop();
     this.cy.destroy();
   }
 }
