@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
+from streambroker_core import graph
 from streambroker_operator.runtime.history import MAX_ENTRIES
 from support.brokers.brokers import EXPORT, IMPORT, Rest, bearer
 
@@ -63,6 +64,26 @@ async def test_a_change_of_the_board_is_in_the_next_graph(pair: Rest) -> None:
     assert same.status == 304
     assert after["edges"][0]["list"][0]["filter"] == "price > 20.0"
     assert after["version"] != before.body["version"]
+
+
+async def test_a_graph_is_built_again_only_after_a_change(
+    pair: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    build_graph = graph.build_graph
+
+    def counted(*arguments: Any) -> graph.JobGraph:
+        built.append(arguments[-1])
+        return build_graph(*arguments)
+
+    monkeypatch.setattr(graph, "build_graph", counted)
+    for query in ("", "?limit=1", "?focus=default/feed", "?namespace=*", "?namespace=*&match=feed"):
+        assert (await pair("GET", f"/graph{query}")).status == 200
+    assert built == ["default", "*"]
+    await pair("PUT", ALERTS + "/filter", {"filter": "price > 20.0"})
+    await pair("GET", "/graph")
+
+    assert built == ["default", "*", "default"]
 
 
 async def test_a_graph_is_never_larger_than_its_limit(rest: Rest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -13,10 +14,14 @@ from aiohttp import web
 from yarl import URL
 
 from streambroker_operator.broker import Broker
+from streambroker_operator.cli.commands import up
 from streambroker_operator.rest.console import page_files
 from support.brokers.brokers import TOKENS
 
 INDEX = '<!doctype html><script type="module" src="assets/app-1a2b.js"></script>'
+
+
+page_files_in = page_files.find_files
 
 
 class Got(NamedTuple):
@@ -140,9 +145,6 @@ async def test_a_broker_whose_page_was_not_built_names_the_remedy(
     assert "make console" in found.text
 
 
-page_files_in = page_files.find_files
-
-
 async def test_a_page_that_is_switched_off_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,3 +156,25 @@ async def test_a_page_that_is_switched_off_is_not_there(
     await broker.stop()
 
     assert (found.status, "There is nothing" in found.text) == (404, True)
+
+
+@pytest.mark.parametrize(
+    ("built", "no_ui", "lines"),
+    [(True, False, ["page at http://b:1/ui/"]), (True, True, []), (False, False, [])],
+)
+def test_up_prints_the_address_of_a_page_that_is_served(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    built: bool,
+    no_ui: bool,
+    lines: list[str],
+) -> None:
+    if built:
+        (tmp_path / "index.html").write_text(INDEX)
+    monkeypatch.setattr(page_files, "find_files", lambda: page_files_in(tmp_path))
+    options = argparse.Namespace(no_ui=no_ui, tls_self_signed=None)
+
+    assert up._greeting("http://b:1", options).splitlines() == [
+        "streambroker listening on http://b:1",
+        *lines,
+    ]

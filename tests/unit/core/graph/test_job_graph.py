@@ -227,3 +227,11 @@ def test_a_node_has_the_most_important_state_of_its_routes() -> None:
     ]
     assert found == ["unknown", "stale", "waits", "ended", "away", "flows", "idle"]
     assert set(found) == set(STATE_ORDER)
+
+
+def test_what_is_cut_keeps_room_for_routes() -> None:
+    spaces = [(f"n{n:02}/j", f"n{(n + 1) % 30:02}/j") for n in range(30)]
+    found = answer(graph_of(spaces), Question(limit=10))
+
+    assert (len(found.nodes), len(found.edges)) == (5, 4)
+    assert found.hidden == (25, 26)
