@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import sync_playwright
 
-from console.browser import Console, launch
 from console.brokers import RunningBroker
+from console.browser import Console, launch
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ class Prefix:
         host = urlsplit(broker).netloc
 
         class Handler(BaseHTTPRequestHandler):
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, *_: Any) -> None:
                 pass
 
             def forward(self) -> None:

@@ -59,7 +59,9 @@ def write_views(browser: Any, broker: RunningBroker, agents: Agents, scheme: str
     agents.report()
     with page.expect_response("**/graph?*"):
         pass
-    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.evaluate(
+        "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
     page.screenshot(path=IMAGES / f"console-topology-{scheme}.png")
     console.go(PLACES["why"])
     page.get_by_label("Subscription", exact=True).fill('kind == "enriched"')

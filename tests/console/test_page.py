@@ -77,7 +77,7 @@ def test_a_focus_shows_one_hop_or_two(console: Console, broker: RunningBroker) -
 
 
 def test_applications_fold_into_groups_and_open(console: Console, broker: RunningBroker) -> None:
-    name = {"application": {"name": "Trading"}}
+    name: dict[str, Any] = {"application": {"name": "Trading"}}
     broker.apply([export_of("feed-a", **name), export_of("feed-b", **name)])
     expect(console.job("feed-a")).to_be_visible()
     console.page.get_by_label("Fold applications").check()

@@ -17,7 +17,7 @@ from console.prefix import Prefix
 expect.set_options(timeout=WAIT_MS)
 DIST = ROOT / "operator/src/streambroker_operator/ui/dist"
 AXE = ROOT / "console/node_modules/axe-core/axe.min.js"
-ATTACK = "<img src=x onerror=\"window.hacked=1\"><script>window.hacked=1</script>"
+ATTACK = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 PLACES = (
     "topology?chosen=default/nyse",
     "port?import=default/alerts/0/trades",

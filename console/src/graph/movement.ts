@@ -73,7 +73,7 @@ export class Movement {
     const { x, y, scale } = this;
     [this.x, this.y, this.scale] = [0, 0, 1];
     this.cy.viewport({ zoom: this.cy.zoom() * scale, pan: { x: pan.x * scale + x, y: pan.y * scale + y } });
-    this.cy.once("render", () => this.picture((style) => (style.transform = "")));
+    this.cy.one("render", () => this.picture((style) => (style.transform = "")));
   }
 
   stop(): void {
