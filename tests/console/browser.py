@@ -35,7 +35,7 @@ class Console:
         self.page.on("request", self._see)
 
     def _hear(self, message: Any) -> None:
-        # The browser reports each answer that is a refusal, and each request to a broker that is away.
+        # The browser reports each refusal, and each request to a broker that is away.
         if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
             self.problems.append(message.text)
 

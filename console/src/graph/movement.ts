@@ -28,6 +28,7 @@ export class Movement {
   /** Whether the drawing moves as a picture; else Cytoscape moves its elements. */
   use(on: boolean): void {
     this.on = on;
+    this.box.parentElement?.classList.toggle("many", on);
     this.cy.userPanningEnabled(!on);
     this.cy.userZoomingEnabled(!on);
   }
@@ -51,6 +52,7 @@ export class Movement {
 
   private move(x: number, y: number, scale: number): void {
     [this.x, this.y, this.scale] = [x, y, scale];
+    this.box.classList.add("moving");
     this.picture((style) => {
       style.willChange = "transform";
       style.transformOrigin = "0 0";
@@ -73,7 +75,10 @@ export class Movement {
     const { x, y, scale } = this;
     [this.x, this.y, this.scale] = [0, 0, 1];
     this.cy.viewport({ zoom: this.cy.zoom() * scale, pan: { x: pan.x * scale + x, y: pan.y * scale + y } });
-    this.cy.one("render", () => this.picture((style) => (style.transform = "")));
+    this.cy.one("render", () => {
+      this.box.classList.remove("moving");
+      this.picture((style) => (style.transform = ""));
+    });
   }
 
   stop(): void {
