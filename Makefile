@@ -54,6 +54,14 @@ images: $(READY) ## build the images of the broker and of Spark (needs docker, o
 	$(DOCKER) build -f docker/broker/Dockerfile -t streambroker/broker:0.1.0 .
 	$(DOCKER) build -f docker/spark/Dockerfile -t streambroker/spark:0.1.0 .
 
+# The page is built again when its sources are newer.
+PAGE := operator/src/streambroker_operator/ui/dist/index.html
+.PHONY: console
+console: $(PAGE) ## build the page of the broker (Node 20 or newer, else a packaged one)
+$(PAGE): $(READY) console/package-lock.json console/index.html console/vite.config.js $(shell find console/src -type f)
+	PYTHON=$(CURDIR)/$(BIN)/python console/build.sh page
+	@touch $@
+
 ##@ Test
 
 SELECTED := not long and not slow and not node
@@ -65,6 +73,21 @@ test: $(READY) ## checks and all but slow tests; those on an API server only if 
 .PHONY: test-all
 test-all: $(READY) kube-assets storage-server ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test SELECTED="not long and not node"
+	$(MAKE) --no-print-directory test-console
+
+.PHONY: test-console
+test-console: $(VENV)/.browser $(PAGE) ## the page in Debian's Chromium, against real brokers
+	$(BIN)/python -m pytest tests/console
+
+.PHONY: screenshots
+screenshots: $(VENV)/.browser $(PAGE) ## write docs/images/console-*.png
+	PYTHONPATH=tests $(BIN)/python -m console.screenshots
+
+$(VENV)/.browser: $(READY) requirements/console.txt
+	$(BIN)/python requirements/install.py requirements/console.txt
+	@command -v chromium > /dev/null || { test "$$(id -u)" = 0 || { echo "install chromium: apt-get install --no-install-recommends chromium"; exit 1; }; \
+	  apt-get install --yes --no-install-recommends chromium; }
+	@touch $@
 
 .PHONY: test-long
 test-long: $(CLASSES) kube-assets ## what `make test-all` leaves out: kill tables, ten times the examples: some hours
@@ -151,8 +174,12 @@ bench-setup: $(READY) ## fetch Kafka and Flink, peers of some benchmarks, into b
 
 .PHONY: lock
 lock: ## write the lock files anew (needs uv)
-	cd requirements && for name in dev jdk spark42 broker spark; do \
+	cd requirements && for name in dev jdk spark42 broker spark console node; do \
 	  uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet $$name.in -o $$name.txt; done
+
+.PHONY: console-lock
+console-lock: ## write console/package-lock.json without addresses of registries (needs Node)
+	console/build.sh lock
 
 .PHONY: clean
 clean: ## remove the environments, the built programs and caches

@@ -29,7 +29,7 @@ COMPONENTS = ["tests/component", *(f"--ignore={path}" for path in SPARK + CLUSTE
 CHECKS = "format, lint, types, layers"
 CONTRACT = ["tests/contract"]
 UNIT_AGENT = ["tests/unit/agent"]
-OTHERS = ["tests/component", "tests/e2e", *CONTRACT, *UNIT_AGENT]
+OTHERS = ["tests/component", "tests/console", "tests/e2e", *CONTRACT, *UNIT_AGENT]
 UNIT = ["tests", *(f"--ignore={path}" for path in OTHERS)]
 NOTHING_SELECTED = 5
 """Exit code of pytest when it ran no test."""

@@ -48,9 +48,13 @@ _ANSWERS: dict[str, bool | None] = {"true": True, "false": False, "unknown": Non
 
 def documents() -> list[Path]:
     """Return every document of the repository."""
-    found = ROOT.rglob("*.md")
-    hidden = [p for p in found if not any(x.startswith(".") for x in p.relative_to(ROOT).parts)]
-    return sorted(hidden)
+
+    def ours(path: Path) -> bool:
+        return not any(
+            x.startswith(".") or x == "node_modules" for x in path.relative_to(ROOT).parts
+        )
+
+    return sorted(filter(ours, ROOT.rglob("*.md")))
 
 
 def with_examples() -> list[Path]:
