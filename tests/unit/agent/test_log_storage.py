@@ -318,7 +318,8 @@ def test_uploads_that_keep_up_have_no_lag_though_something_waits_each_time(
 def test_a_segment_that_fills_before_the_next_upload_is_uploaded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, in_parts: set[int]
 ) -> None:
-    committer, found = Committer(threads=1), set()
+    committer = Committer(threads=1)
+    found: set[int] = set()
     put_parts = stream_folder.StreamFolder.put_parts
 
     def record(folder: Any, segment: Any, start: int) -> Any:
