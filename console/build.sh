@@ -18,7 +18,10 @@ fi
 
 case "$1" in
   page)
-    if [ package-lock.json -nt node_modules/.package-lock.json ]; then npm ci --no-audit --no-fund --loglevel=error; fi
+    # Where the second file is missing, -nt is false in dash and true in bash.
+    if [ ! -e node_modules/.package-lock.json ] || [ package-lock.json -nt node_modules/.package-lock.json ]; then
+      npm ci --no-audit --no-fund --loglevel=error
+    fi
     npm run --silent build -- --logLevel warn ;;
   lock)
     npm install --package-lock-only --no-audit --no-fund --loglevel=error
