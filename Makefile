@@ -86,7 +86,7 @@ screenshots: $(VENV)/.browser $(PAGE) ## write docs/images/console-*.png
 $(VENV)/.browser: $(READY) requirements/console.txt
 	$(BIN)/python requirements/install.py requirements/console.txt
 	@command -v chromium > /dev/null || { test "$$(id -u)" = 0 || { echo "install chromium: apt-get install --no-install-recommends chromium"; exit 1; }; \
-	  apt-get install --yes --no-install-recommends chromium; }
+	  apt-get update --quiet && apt-get install --yes --no-install-recommends chromium; }
 	@touch $@
 
 .PHONY: test-long

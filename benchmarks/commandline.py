@@ -37,6 +37,7 @@ NAMES = (
     "log_append",
     "object_storage",
     "explain",
+    "console_page",
     "control",
     "micro_batch",
     "aligned",
