@@ -207,11 +207,19 @@ export class Canvas {
     if (first) this.fit();
   }
 
-  private update(graph: Graph): void {
-    const shown = new Set([...graph.nodes, ...graph.edges].map((one) => one.id));
+  private update({ nodes, edges: all }: Graph): void {
+    // Routes inside a group are a number in its text, no line from a box to itself.
+    const isInside = (edge: GraphEdge) => edge.from === edge.to && /^(group|namespace):/.test(edge.from);
+    const inside = new Map(all.filter(isInside).map((edge) => [edge.from, edge.routes]));
+    const edges = all.filter((edge) => !isInside(edge));
+    const shown = new Set([...nodes, ...edges].map((one) => one.id));
     this.cy.elements().filter((one) => !shown.has(one.id())).remove();
-    for (const node of graph.nodes) this.put(node.id, { ...node, label: `${title(node)}\n${nodeText(node)}` });
-    for (const edge of graph.edges) {
+    for (const node of nodes) {
+      const routes = inside.get(node.id);
+      const text = routes ? `${nodeText(node)} · ${plural(routes, "route")} inside` : nodeText(node);
+      this.put(node.id, { ...node, label: `${title(node)}\n${text}` });
+    }
+    for (const edge of edges) {
       this.put(edge.id, {
         id: edge.id,
         source: edge.from,
@@ -225,7 +233,7 @@ export class Canvas {
         ...(this.many ? {} : this.bend(edge)),
       });
     }
-    this.labelled = graph.edges.length <= LABELLED;
+    this.labelled = edges.length <= LABELLED;
     this.cy.edges().toggleClass("labelled", this.labelled);
     this.cy.edges("[label = '']").removeClass("labelled");
   }
