@@ -1,4 +1,4 @@
-"""What the page must never do, whatever a job or a caller chooses."""
+"""What the page must never do, with any text that it shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/** Change a part of a port: edit, see what it would do, then apply it if nobody else changed it. */
+/** Change a part of a port: edit, see what it would do, then apply it unless another caller has changed it. */
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { ask, post, Problem } from "../api";

@@ -60,9 +60,9 @@ export function Rows({ query }: { query: Record<string, string> }) {
   const peek = async () => {
     if (!key) return;
     setBusy(true);
-    const asked = { namespace: key.namespace, filter, columns: columns.replace(/\s/g, ""), limit };
+    const request = { namespace: key.namespace, filter, columns: columns.replace(/\s/g, ""), limit };
     try {
-      setResult(await get<Answer>(portPath("Export", key, "rows"), asked));
+      setResult(await get<Answer>(portPath("Export", key, "rows"), request));
     } catch (error) {
       setResult(error as Problem);
     } finally {

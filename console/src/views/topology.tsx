@@ -270,9 +270,9 @@ function Chips({ query, graph }: { query: Query; graph: Graph | null }) {
 export function Topology({ query }: { query: Query }) {
   const { namespace } = useSession();
   const { focus, hops, match, group, folded, chosen } = query;
-  const asked = { namespace, focus, hops: focus ? hops : undefined, match, group };
-  const scope = JSON.stringify([asked, folded]);
-  const loaded = useLoaded(`graph ${JSON.stringify(asked)}`, (signal) => get<Graph>("graph", asked, signal));
+  const request = { namespace, focus, hops: focus ? hops : undefined, match, group };
+  const scope = JSON.stringify([request, folded]);
+  const loaded = useLoaded(`graph ${JSON.stringify(request)}`, (signal) => get<Graph>("graph", request, signal));
   const graph = useMemo(
     () => (loaded.data && folded && group === undefined ? fold(loaded.data) : loaded.data),
     [loaded.data, folded, group],
