@@ -54,9 +54,9 @@ class Feed:
         self.broker.kill()
 
 
-@pytest.fixture(scope="module")
-def feed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feed]:
-    made = Feed(tmp_path_factory.mktemp("feed"))
+@pytest.fixture
+def feed(tmp_path: Path) -> Iterator[Feed]:
+    made = Feed(tmp_path)
     yield made
     made.close()
 
@@ -115,7 +115,7 @@ def test_rows_beyond_a_megabyte_are_left_out_the_newest_stay(feed: Feed) -> None
         {"n": list(range(1000, 1020)), "name": [str(n) * 20_000 for n in range(1000, 1020)]},
         schema=rows(0, 1).schema,
     )
-    feed.publisher.publish(EPOCHS + 1, wide)
+    feed.publisher.publish(EPOCHS, wide)
     found = feed.rows(limit="20")
     kept = [row[0] for row in found["rows"]]
     assert found["truncated"]

@@ -239,7 +239,8 @@ SELECTING = (
     "continue=x",
     "force=true",
     "import=prod/feed/0/trades&export=prod/feed/0/trades&limit=1&wait=1s&continue=x&name=x"
-    "&force=true&operator=x&match=x&focus=prod/feed&group=prod/x&hops=1",
+    "&force=true&operator=x&match=x&focus=prod/feed&group=prod/x&hops=1&filter=x&columns=x&after=x"
+    "&format=arrow",
 )
 
 
