@@ -117,11 +117,11 @@ def _greeting(url: str, options: argparse.Namespace) -> str:
     from streambroker_operator.security.self_signed import CA
 
     lines = [f"streambroker listening on {url}"]
-    if not options.no_ui and find_files():
-        lines.append(f"page at {url}/ui/")
     if options.tls_self_signed is not None:
         certificate = (options.tls_self_signed / CA).absolute()
         lines.append(f"clients need STREAMBROKER_CA={certificate}")
+    if not options.no_ui and find_files():
+        lines.append(f"page at {url}/ui/")
     return "\n".join(lines) + "\n"
 
 
