@@ -51,7 +51,9 @@ def test_texts_that_a_job_chooses_are_shown_as_texts(
     shown += [f"topology?focus=default/{ATTACK}", f"rows?export=default/{ATTACK}/0/out"]
     for place in shown:
         console.go(place)
-        expect(console.page.locator("main")).to_contain_text(re.compile("victim|evil|img|broker|Peek"))
+        expect(console.page.locator("main")).to_contain_text(
+            re.compile("victim|evil|img|broker|Peek")
+        )
         expect(console.page.get_by_role("status", name="Loading")).to_have_count(0)
         assert console.page.evaluate("window.hacked") is None, place
         assert console.page.locator("img, #app script").count() == 0, place
