@@ -27,6 +27,8 @@ ENTRY: Final = "control.entry"
 PEEK: Final = "export.peek"
 ACTIONS: Final = (EMIT, EMITTED, APPEND, ENTRY, PEEK)
 """Actions a broker may request; the agent's own job requests the same."""
+MAX_PEEK_ROWS: Final = 1_000
+"""Maximum rows of one answer to `PEEK`."""
 HEADER: Final = "Errands"
 """Response header of a poll: a command waits."""
 MAX_COMMANDS: Final = 100

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from streambroker_core.expression import parse
 from streambroker_core.model import Export
-from streambroker_core.wire.broker.agent_commands import PEEK, make_command
+from streambroker_core.wire.broker.agent_commands import MAX_PEEK_ROWS, PEEK, make_command
 from streambroker_operator.rest.agents.control import execute_command
 from streambroker_operator.rest.guard.authentication import (
     CALLER,
@@ -27,7 +27,6 @@ from streambroker_operator.rest.http.responses import json_answer
 from streambroker_operator.security import audit_log as audit
 
 DEFAULT_ROWS = 50
-MAX_ROWS = 1_000
 MAX_PEEKS = 4
 """Maximum number of requests at the same time, of all callers."""
 PEEKS: web.AppKey[asyncio.Semaphore] = web.AppKey("peeks", asyncio.Semaphore)
@@ -51,7 +50,7 @@ async def get_rows(request: web.Request) -> web.Response:
         "export": key.port,
         "filter": filter_,
         "columns": [one.strip() for one in columns.split(",")] if columns else None,
-        "limit": parse_limit(request, MAX_ROWS) or DEFAULT_ROWS,
+        "limit": parse_limit(request, MAX_PEEK_ROWS) or DEFAULT_ROWS,
         "after": request.query.get("after"),
         "arrow": request.query.get("format") == "arrow",
     }

@@ -20,8 +20,8 @@ from pe_agent.agent.exports.stream.row_filter import compile_cached, schema_mism
 from pe_agent.log.errors import AddressGone
 from streambroker_core.model.schema import parse_ddl, to_items
 from streambroker_core.wire.agent_rpc.job import ExportPeek
+from streambroker_core.wire.broker.agent_commands import MAX_PEEK_ROWS
 
-MAX_ROWS = 1_000
 MAX_BYTES = 680_000
 """Maximum size of the rows; in base64 they still fit into a message of 1 MiB."""
 SCAN_SECONDS = 2.0
@@ -51,7 +51,7 @@ def peek(export: AgentExport, request: ExportPeek) -> dict[str, Any]:
     if mismatch is not None:
         raise SchemaMismatchError(mismatch)
     after = _epoch_after(request.after, stream)
-    limit = max(1, min(MAX_ROWS, request.limit))
+    limit = max(1, min(MAX_PEEK_ROWS, request.limit))
     blocks = _blocks(stream, [epoch for epoch in epochs if epoch > after], request.filter, columns)
     batches, truncated = _take(blocks, limit)
     answer = {"stream": stream.id, "position": f"{stream.id}:{epochs[0]}", "truncated": truncated}
