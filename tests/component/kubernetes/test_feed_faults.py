@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from streambroker_core.board.events import Unreadable
 from streambroker_core.model import AnyKind, Kind, PortKey
 from streambroker_core.wire.manifests.ports import read_manifest
 from streambroker_operator import cooperative as long_work
@@ -187,3 +188,18 @@ def test_whatever_goes_wrong_nothing_is_torn_down_and_the_board_comes_right(
             play(objects, followed, plan)
 
         play_all()
+
+
+@pytest.mark.parametrize("feeder", ["reflector", "kopf"])
+def test_an_import_whose_first_generation_was_never_seen_is_held(
+    api: ApiServer, namespace: str, feeder: FeederName
+) -> None:
+    objects = ClusterObjects(api, namespace)
+    uid = objects.write("Import", "b", 0)
+    objects.touch("Import", "b", 1)
+    objects.write("Import", "b", 2)
+    with Followed(from_kubeconfig(api.kubeconfig()), feeder, [namespace]).running() as followed:
+        followed.await_scan(api, [namespace])
+        entry = followed.entries()[uid]
+        assert isinstance(entry, Unreadable)
+        assert entry.held

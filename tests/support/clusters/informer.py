@@ -289,10 +289,12 @@ def scan(
         board.handle(Synced(kind=kind, listed=before, version=1))
     for kind in OBJECTS:
         found = [read_entry(kind, parse_object(body)) for of, body in bodies if of == kind]
-        entries.update({one.uid: one for one in found if isinstance(one, Unreadable)})
         listed = tuple((one, 2) for one in found if not isinstance(one, Unreadable))
         unreadable = tuple(replace(one, version=2) for one in found if isinstance(one, Unreadable))
         board.handle(Synced(kind=kind, listed=listed, version=2, unreadable=unreadable))
+        # As the board has them: an Import whose earlier generation it never saw is held.
+        shown = [board.reader.unreadable(kind, one.uid) for one in unreadable]
+        entries |= {one.uid: one for one in shown if one is not None}
     entries |= _readable(board)
     registrations = Registrations(Objects(HttpApi(Access(server=api.url))), board.reader)
     for kind, body in bodies:
