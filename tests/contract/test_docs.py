@@ -210,6 +210,8 @@ PORTS_AND_PE = (
     sb.ExportWriter,
     sb.Change,
     sb.SentControl,
+    sb.Reader,
+    sb.Writer,
     Operators,
 )
 STREAMS = (sb.Stream, sb.OperatorStream, sb.PatternStream, SideInputs)

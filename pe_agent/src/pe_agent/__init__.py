@@ -5,15 +5,22 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from importlib.machinery import ModuleSpec
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from pe_agent.pe import PE
 
 _DEPRECATED = {
     "Failure": "pe_agent.spark.query_failure",
     "PE": "pe_agent.pe",
     "cause": "pe_agent.spark.query_failure",
-    "start": "pe_agent.old_names",
+    "start": "pe_agent",
 }
 __all__ = list(_DEPRECATED)
 
@@ -24,9 +31,74 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         return importlib.import_module("pe_agent.functions")
-    from streambroker_core.deprecation import deprecated_name
+    from streambroker_core.deprecation import deprecated_name, warn_deprecated
 
+    if name == "start":
+        warn_deprecated("pe_agent.start", "streambroker.start", stacklevel=3)
+        return _start
     return deprecated_name(__name__, name, _DEPRECATED, "streambroker")
+
+
+def _start(
+    spark: SparkSession,
+    *,
+    job: str,
+    broker: str | None = None,
+    application: str | None = None,
+    scope: str = DEFAULT_SCOPE,
+    pe: int = 0,
+    agents: int | Sequence[tuple[str, str]] = 1,
+    namespace: str = DEFAULT_NAMESPACE,
+    data_dir: str | Path | None = None,
+    linger: float = 60.0,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    hint_port: int = 0,
+    token: str | None = None,
+    token_file: str | Path | None = None,
+    broker_ca: str | Path | None = None,
+    agent_certificate: str | Path | None = None,
+    agent_key: str | Path | None = None,
+    agent_ca: str | Path | None = None,
+    agent_clients: str | None = None,
+    insecure: bool | None = None,
+    owner: Mapping[str, str] | None = None,
+) -> PE:
+    """Deprecated: use ``streambroker.start``.
+
+    Raises:
+        ArgumentError: ``agents`` is not 1.
+    """
+    from pe_agent.job.arguments import ArgumentError
+    from pe_agent.job.settings import AgentOptions, AgentTls, BrokerAuth
+    from pe_agent.pe import start
+
+    if agents != 1:
+        raise ArgumentError(
+            f"agents={agents!r}: the exports of a job have one agent. Let its tasks write to a"
+            " bucket: streambroker.start(…, storage=…) and publish(…, durability='stored')."
+        )
+    certificates = AgentTls(
+        certificate=agent_certificate,
+        key=agent_key,
+        ca=agent_ca,
+        clients=agent_clients,
+        insecure=insecure,
+    )
+    return start(
+        spark,
+        job=job,
+        broker=broker,
+        application=application,
+        scope=scope,
+        namespace=namespace,
+        pe=pe,
+        data_dir=data_dir,
+        linger=linger,
+        auth=BrokerAuth(token=token, token_file=token_file, ca=broker_ca),
+        agent=AgentOptions(host=host, port=port, hint_port=hint_port, tls=certificates),
+        owner=owner,
+    )
 
 
 _MOVED = {
@@ -42,7 +114,6 @@ _MOVED = {
     "pe_agent.cep.row_patterns": "pe_agent.streams.old_names",
     "pe_agent.cep.streams": "pe_agent.streams.old_names",
     "pe_agent.cep.table": "pe_agent.cep.discovery.polling",
-    "pe_agent.client": "pe_agent.transport.agent_client",
     "pe_agent.flight_errors": "pe_agent.transport.flight_errors",
     "pe_agent.local": "pe_agent.spark.local_session",
     "pe_agent.ports": "pe_agent.job.ports",

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from pe_agent.functions import old_methods
 from pe_agent.job import owner_reference as owners
 from pe_agent.job import publish as publishing
-from pe_agent.job.agent.agent_process import AgentProcess, default_home
+from pe_agent.job.agent.agent_process import AgentProcess
+from pe_agent.job.agent.agent_start import AgentSettings
+from pe_agent.job.agent.view_cache import ViewCache
 from pe_agent.job.arguments import ArgumentError, seconds
 from pe_agent.job.context import JobContext
 from pe_agent.job.ports import ExportPort, ImportPort, PortsByName, is_known
@@ -19,15 +21,9 @@ from pe_agent.job.query_monitor import QueryMonitor
 from pe_agent.job.send_control import Operators
 from pe_agent.job.settings import AgentOptions, BrokerAuth
 from pe_agent.job.statuses import PeStatus
-from pe_agent.job.view_cache import ViewCache
-from pe_agent.log.objects.bucket import open_bucket
 from pe_agent.streams import subscribe as subscribing
-from pe_agent.transport import agent_tls, tokens
-from pe_agent.transport import broker_trust as tls
 from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.broker_client import BrokerClient
-from pe_agent.transport.broker_trust import BrokerTrust, TrustError
-from pe_agent.transport.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, PeKey
 from streambroker_core.model.durations import Duration
@@ -97,55 +93,24 @@ def start(
     from pe_agent.datasource import StreambrokerDataSource
 
     key = PeKey.parse(f"{namespace}/{job}/{pe}")
-    auth, agent = auth or BrokerAuth(), agent or AgentOptions()
-    for what, settings, kind in (("auth", auth, BrokerAuth), ("agent", agent, AgentOptions)):
-        if not isinstance(settings, kind):
-            raise ArgumentError(f"{what} is {settings!r}: it has to be {kind.__name__}(…).")
-    linger_seconds = seconds(linger, "linger")
-    if storage is not None:
-        open_bucket(storage)
-    broker_token, trust = (
-        tokens.resolve_token(auth.token, auth.token_file),
-        tls.resolve_broker_trust(auth.ca),
-    )
-    certificate = agent_tls.resolve_certificate(agent.tls.certificate, agent.tls.key)
-    agent_trust = agent_tls.resolve_agent_trust(agent.tls.ca, certificate=certificate)
-    required = agent_tls.are_clients_required(
-        agent.tls.clients, agent.host, insecure=agent_tls.is_insecure(agent.tls.insecure)
-    )
-    agent_tls.check_secured(str(key), agent.host, certificate, agent_trust, required=required)
-    if agent_trust.anchors() is None and certificate is not None:
-        raise TrustError(
-            "the job could not call its own agent: add the CA of its certificate with"
-            f" AgentTls(ca=…) or {tls.AGENT_CA_VARIABLE}."
-        )
-    belongs_to = owners.resolve_owner(owner)
-    spark.dataSource.register(StreambrokerDataSource)
-
-    process = AgentProcess(
-        key,
-        Path(data_dir) if data_dir else default_home(key),
+    settings = AgentSettings(
         broker=broker,
-        linger=linger_seconds,
-        host=agent.host,
-        port=agent.port,
-        hint_port=agent.hint_port,
-        token=broker_token,
-        broker_ca=trust.path,
-        certificate=certificate,
-        trust=agent_trust,
-        clients=agent.tls.clients,
-        insecure=agent.tls.insecure,
+        data_dir=data_dir,
+        linger=linger,
+        auth=auth or BrokerAuth(),
+        agent=agent or AgentOptions(),
         storage=storage,
     )
+    settings.check(key)
+    belongs_to = owners.resolve_owner(owner)
+    spark.dataSource.register(StreambrokerDataSource)
+    started = settings.start(key)
     return PE(
         spark,
         key,
-        process,
-        broker,
+        started.process,
+        started.broker,
         {"name": application or job, "scope": scope},
-        broker_token,
-        trust,
         belongs_to,
     )
 
@@ -166,10 +131,8 @@ class PE:
         spark: SparkSession,
         key: PeKey,
         process: AgentProcess,
-        broker: str | None,
+        broker: BrokerClient | None,
         application: dict[str, str],
-        token: Token | None = None,
-        trust: BrokerTrust | None = None,
         owner: Mapping[str, str] | None = None,
     ) -> None:
         self.key = key
@@ -181,7 +144,7 @@ class PE:
             key=key,
             spark=spark,
             process=process,
-            broker_client=BrokerClient(broker, key.namespace, token, trust) if broker else None,
+            broker_client=broker,
             application=application,
             owner=owner,
             queries=QueryMonitor(spark, lambda: self.agent),

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from pe_agent.datasource.batch_reader import StreambrokerBatchReader
-from pe_agent.datasource.objects import reader as object_reader
-from pe_agent.datasource.objects import writer as object_writer
 from pe_agent.datasource.options import BatchRange
 from pe_agent.datasource.slice_reader import Slice
 from pe_agent.log.objects.bucket import Bucket, open_bucket
@@ -19,6 +17,7 @@ from pe_agent.log.objects.direct import DirectObjects
 from pe_agent.transport import object_transfer
 from pe_agent.transport.flight_errors import AgentRefusedError
 from pe_agent.transport.object_transfer import ObjectTransferError
+from pe_agent.transport.rows import object_reader, object_writer
 from support.agents.agents import Pair, pair
 from support.agents.tasks import STRUCT, Tasks, Writing, options_of
 from support.processes.waiting import until
@@ -38,7 +37,7 @@ def max_bytes() -> int:
 def agents(
     bucket: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int
 ) -> Iterator[Pair]:
-    monkeypatch.setattr("pe_agent.datasource.sink.MIN_BYTES", 10_000)
+    monkeypatch.setattr("pe_agent.transport.rows.stage_writer.MIN_BYTES", 10_000)
     monkeypatch.setattr(object_writer, "OBJECT_BYTES", 15_000)
     monkeypatch.setattr(object_reader, "_avoid_until", 0.0)
     for name, value in bucket.items():

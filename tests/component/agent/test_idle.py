@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.datasource.lease import FRESH_SECONDS
+from pe_agent.datasource.prefetcher import FRESH_SECONDS
 from pe_agent.transport.agent_client import AgentClient
 from support.agents.agents import Pair, Publishing, pair, rows
 from support.agents.sources import Run

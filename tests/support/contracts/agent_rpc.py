@@ -28,8 +28,6 @@ from pe_agent.agent.state.store import Store
 from pe_agent.agent.storage.tier import StorageTier
 from pe_agent.datasource import source
 from pe_agent.datasource.batch_reader import StreambrokerBatchReader
-from pe_agent.datasource.lease import Lease
-from pe_agent.datasource.objects.writer import MIN_BYTES
 from pe_agent.datasource.options import BatchRange, Options
 from pe_agent.datasource.packer import Packing
 from pe_agent.datasource.sink import StreambrokerStreamWriter
@@ -38,6 +36,8 @@ from pe_agent.datasource.source import StreambrokerStreamReader
 from pe_agent.log.objects.bucket import open_bucket
 from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.agent_tls import AgentTrust
+from pe_agent.transport.rows.object_writer import MIN_BYTES
+from pe_agent.transport.rows.reader_lease import Lease
 from streambroker_core.model import PeKey, pe_of
 from streambroker_core.wire.agent_rpc.peer import PeerObjects
 from streambroker_core.wire.broker.view import View, with_version
@@ -239,7 +239,9 @@ def _publish(home: _Served, alerts: _Served) -> None:
         for partition in range(2):
             with in_task("query-1", "run-1", batch, partition):
                 rows = iter([wide(10 * batch + 2 * partition, 2)])
-                with mock.patch("pe_agent.datasource.sink.MIN_BYTES", 1 if batch else MIN_BYTES):
+                with mock.patch(
+                    "pe_agent.transport.rows.stage_writer.MIN_BYTES", 1 if batch else MIN_BYTES
+                ):
                     staged.append(_writer(home).write(rows))
         _writer(home).commit([*staged], batch)
     _writer(home).commit([*staged], 1)
@@ -289,7 +291,7 @@ def _read(home: _Served, alerts: _Served) -> None:
                     assert isinstance(one, Slice)
                     if "location" in one.value:
                         slices = SliceReader(one, reader._options, STRUCT, reader._client)
-                        list(slices.read_blocks({**one.value, "query": "query-3"}))
+                        list(slices.blocks.read({**one.value, "query": "query-3"}))
                         send(AgentClient(home.location), PeerObjects(ticket=one.value))
             start = end
         reader._calls.limit = None

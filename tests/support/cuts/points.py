@@ -46,6 +46,7 @@ CONTROL_LOG = "pe_agent.agent.state.control_log:ControlLog"
 LOG = "pe_agent.log.log:StreamLog"
 LEDGER = "streambroker_core.ledger.ledger:Ledger"
 SINK = "pe_agent.datasource.sink:StreambrokerStreamWriter"
+STAGES = "pe_agent.transport.rows.stage_writer:StageWriter"
 SOURCE = "pe_agent.datasource.source:StreambrokerStreamReader"
 SLICE_READER = "pe_agent.datasource.slice_reader:SliceReader"
 CHAIN = "pe_agent.log.objects.chain:Chain"
@@ -103,7 +104,7 @@ EXPORTING: dict[str, Step] = {
     "batch in the exporter's checkpoint, before its tasks": _after(f"{FEEDS}.plan", 2, FEED_DRIVER),
     "before admission": _before(f"{PUBLISHER}.admit", 3, FEED_AGENT),
     "admitted, not answered": _after(f"{PUBLISHER}.admit", 3, FEED_AGENT),
-    "admission answered, before the rows": _before(f"{SINK}._send_rows", 3, FEED_WORKER),
+    "admission answered, before the rows": _before(f"{STAGES}._send_rows", 3, FEED_WORKER),
     "before the stream's log is made": _before(f"{EPOCHS}._open_stream", 1, FEED_AGENT),
     "log made, before the stream is in the store": _after(f"{STREAMS}.__init__", 1, FEED_AGENT),
     "stream in the store, before its first rows": _after(f"{EPOCHS}._open_stream", 1, FEED_AGENT),

@@ -40,7 +40,8 @@ class World:
         )
 
     def pe_of(self, url: str | None) -> PE:
-        return PE(cast(Any, None), self.key, self.process, url, {"name": "market.Alerts"})
+        broker = None if url is None else BrokerClient(url, self.key.namespace)
+        return PE(cast(Any, None), self.key, self.process, broker, {"name": "market.Alerts"})
 
     def ask(self, method: str, path: str, body: Any = None) -> BrokerAnswer:
         return self.direct.request(method, f"{HERE}/{path}", body)

@@ -12,8 +12,7 @@ import pytest
 
 import streambroker as sb
 from pe_agent.job.arguments import check_choice, check_keywords, seconds
-from pe_agent.job.publish import ExportSettings, export_spec
-from pe_agent.streams.subscribe import _import_spec
+from pe_agent.job.port_settings import ExportSettings, export_spec, import_spec
 from streambroker.operators import Limits, OperatorOptions
 
 
@@ -78,13 +77,13 @@ def test_settings_of_ports_are_checked_before_anything_is_declared() -> None:
     ],
 )
 def test_an_import_starts_at_an_end_or_at_a_time(given: Any, text: str) -> None:
-    assert _import_spec("in", "a == 1", {"start": given})["start"] == text
+    assert import_spec("in", "a == 1", {"start": given})["start"] == text
 
 
 @pytest.mark.parametrize("given", ["lastest", "7d", datetime(2026, 1, 31), 5])  # noqa: DTZ001
 def test_what_is_no_start_is_refused_with_all_forms(given: Any) -> None:
     with pytest.raises(sb.ArgumentError, match=r"start is .*; it has to be latest, earliest, a ti"):
-        _import_spec("in", "a == 1", {"start": given})
+        import_spec("in", "a == 1", {"start": given})
 
 
 def test_a_keyword_that_moved_is_named_with_its_place() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pe_agent.datasource import lease as asking
-from pe_agent.datasource.lease import Prefetcher
+from pe_agent.datasource import prefetcher as asking
+from pe_agent.datasource.prefetcher import Prefetcher
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.wire.agent_rpc.reader import NextOffset
 from support.processes.waiting import until

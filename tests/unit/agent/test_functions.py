@@ -9,8 +9,8 @@ import pytest
 
 from pe_agent.functions import Known, Outcome
 from pe_agent.functions.typed_properties import as_properties
+from pe_agent.job.agent.view_cache import ViewCache
 from pe_agent.job.ports import Change
-from pe_agent.job.view_cache import ViewCache
 from streambroker_core.errors import PropertyError
 
 

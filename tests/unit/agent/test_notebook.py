@@ -9,10 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from pe_agent.job.agent.view_cache import ViewCache
 from pe_agent.job.notebook.live_view import LiveView
 from pe_agent.job.ports import Change, ExportPort, ImportPort
 from pe_agent.job.statuses import Explanation, PeStatus
-from pe_agent.job.view_cache import ViewCache
 from pe_agent.pe import PE
 from streambroker import ArgumentError
 from streambroker_core.errors import StreambrokerError

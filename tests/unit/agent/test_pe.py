@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from pe_agent import old_names
+import pe_agent
 from pe_agent.job.arguments import ArgumentError
 from pe_agent.job.query_monitor import QueryMonitor, Sources
 from pe_agent.pe import PE
@@ -68,8 +68,11 @@ def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() 
 
 @pytest.mark.parametrize("agents", [0, 2, [("grpc://127.0.0.1:1", "token")]])
 def test_several_agents_for_a_job_are_refused_with_the_successor(agents: Any) -> None:
-    with pytest.raises(ArgumentError, match="durability='stored'"):
-        old_names.start(cast(Any, None), job="feed", agents=agents)
+    with (
+        pytest.warns(DeprecationWarning, match="streambroker.start"),
+        pytest.raises(ArgumentError, match="durability='stored'"),
+    ):
+        pe_agent.start(cast(Any, None), job="feed", agents=agents)
 
 
 class RunningQuery:

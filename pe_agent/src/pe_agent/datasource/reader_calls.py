@@ -10,10 +10,10 @@ from typing import Any, TypeVar, cast
 
 from pyspark.sql.types import StructType
 
-from pe_agent.datasource.lease import Lease
 from pe_agent.datasource.options import Options, format_ddl
 from pe_agent.datasource.pinned_rules import PinnedRulesFile
 from pe_agent.transport.agent_client import AgentClient, send
+from pe_agent.transport.rows.reader_lease import Lease
 from streambroker_core.wire.agent_rpc.codec import Request
 from streambroker_core.wire.agent_rpc.reader import (
     Busy,

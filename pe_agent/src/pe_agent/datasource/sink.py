@@ -6,11 +6,9 @@ writer's constructor nor the commit.
 
 from __future__ import annotations
 
-import base64
 import logging
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -19,22 +17,18 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from pe_agent.datasource.columns import parse_struct
-from pe_agent.datasource.objects.writer import MIN_BYTES, ObjectWriter
 from pe_agent.datasource.options import OptionError, Options, format_ddl
 from pe_agent.datasource.packer import PACKED_DDL, Packing
 from pe_agent.datasource.unpacker import UnpackedControl, Unpacker, merge_tasks
 from pe_agent.transport.agent_client import AgentClient, send
-from pe_agent.transport.flight_errors import AgentUnreachableError
+from pe_agent.transport.rows.stage_writer import StageWriter, encode_schema, publish
 from streambroker_core.control.tuples.envelope import encode
 from streambroker_core.control.tuples.epoch_control import deduplicate_indexed
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire.agent_rpc.publisher import (
-    Admitted,
-    Occupied,
     PublisherAbort,
     PublisherAdmit,
     PublisherPublish,
-    PublisherUpload,
 )
 
 log = logging.getLogger("pe_agent")
@@ -43,9 +37,6 @@ COMMIT_SECONDS = 10.0
 """Maximum time a commit retries: Spark cannot interrupt it, so ``query.stop()`` waits."""
 ABORT_SECONDS = 2.0
 """Maximum time of an abort; the next publish discards the stages that it does not reach."""
-
-RETRYABLE_CODES = ("AgentUnreachable", "NotAdmitted", "StorageUnavailable")
-"""Errors of a stage after which a task may try again."""
 
 RESERVED = ("_control", "_seq", "_pid", "_now", "_source")
 
@@ -101,7 +92,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         staged = self._new_message()
         first = next((b for b in iterator if b.num_rows), None)
         if first is not None:
-            staged.stage = self._stage(staged, first, iterator)
+            staged.stage = self._stager(staged).stage(first, iterator)
         return staged
 
     def write_with_control(
@@ -121,10 +112,10 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         rows = produce_rows(unpacker)
         first = next(rows, None)
         if first is not None:
-            staged.stage = self._stage(staged, first, rows)
+            staged.stage = self._stager(staged).stage(first, rows)
         staged.control = unpacker.collect_control()
         if staged.stage is None and staged.control:
-            self._admit(staged)
+            self._stager(staged).admit()
         return staged
 
     def _new_message(self) -> Staged:
@@ -146,11 +137,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             stage=None,
         )
 
-    def _client(self) -> AgentClient:
-        return AgentClient(self._options.agent, self._options.token, self._trust)
-
-    def _admit(self, staged: Staged) -> Admitted:
-        """Wait until the export admits this batch: its log has room, no other query uses it."""
+    def _stager(self, staged: Staged) -> StageWriter:
         request = PublisherAdmit(
             export=staged.export,
             query=staged.query,
@@ -159,77 +146,10 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             ddl=self._ddl,
             renewed=None,
         )
-        renewed: int | None = None
-        logged = False
-        deadline = time.monotonic() + self._options.reconnect
-        while True:
-            try:
-                answer = send(self._client(), replace(request, renewed=renewed))
-                deadline = time.monotonic() + self._options.reconnect
-            except AgentUnreachableError:
-                if time.monotonic() > deadline:
-                    raise
-            else:
-                if isinstance(answer, Admitted):
-                    return answer
-                if isinstance(answer, Occupied):
-                    renewed = answer.occupied.renewed
-                elif not logged:
-                    logged = True
-                    log.warning(
-                        "export %s waits for its readers: %s", staged.export, answer.waiting
-                    )
-            time.sleep(0.05)
+        return StageWriter(self._client, request, self._options.reconnect)
 
-    def _stage(
-        self, staged: Staged, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
-    ) -> dict[str, Any]:
-        """Get admission and send the rows, to the agent or as objects into its bucket.
-
-        There is no retry once more rows than those in memory were taken from Spark: the task
-        fails, and Spark repeats it or the query.
-        """
-        deadline = time.monotonic() + self._options.reconnect
-        held, taken = [first], list[pa.RecordBatch]()
-        while True:
-            admitted = self._admit(staged)
-            try:
-                is_direct = admitted.direct and _fill(held, rest, MIN_BYTES)
-                put = self._put_objects if is_direct else self._send_rows
-                return put(staged, held[0].schema, _rows(held, rest, taken))
-            except StreambrokerError as error:
-                again = error.code in RETRYABLE_CODES
-                if taken or not again or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.05)
-
-    def _send_rows(
-        self, staged: Staged, schema: pa.Schema, rows: Iterator[pa.RecordBatch]
-    ) -> dict[str, Any]:
-        command = {
-            "export": staged.export,
-            "query": staged.query,
-            "run": staged.run,
-            "batch": staged.batch,
-            "ddl": self._ddl,
-        }
-        return self._client().put(command, schema, rows)
-
-    def _put_objects(
-        self, staged: Staged, schema: pa.Schema, rows: Iterator[pa.RecordBatch]
-    ) -> dict[str, Any]:
-        request = PublisherUpload(
-            export=staged.export,
-            query=staged.query,
-            run=staged.run,
-            batch=staged.batch,
-            ddl=self._ddl,
-            arrow=_encode_schema(schema),
-        )
-        writer = ObjectWriter(self._client(), request, self._options.reconnect)
-        for batch in rows:
-            writer.write(batch)
-        return writer.finish()
+    def _client(self) -> AgentClient:
+        return AgentClient(self._options.agent, self._options.token, self._trust)
 
     # -- driver ------------------------------------------------------------------------------
 
@@ -257,19 +177,9 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             stages=stages,
             ddl=self._ddl if stages or control else None,
             control=control,
-            arrow=_encode_schema(self._arrow_schema()) if control and not rows else None,
+            arrow=encode_schema(self._arrow_schema()) if control and not rows else None,
         )
-        deadline = time.monotonic() + min(COMMIT_SECONDS, self._options.reconnect)
-        while True:
-            try:
-                send(self._client(), request, timeout=max(1.0, deadline - time.monotonic()))
-                return
-            except StreambrokerError as error:
-                if error.code != "AgentUnreachable":
-                    raise
-                if time.monotonic() > deadline:
-                    raise AgentUnreachableError(str(error)) from None
-                time.sleep(0.2)
+        publish(self._client, request, min(COMMIT_SECONDS, self._options.reconnect))
 
     def _control(self, staged: list[Staged]) -> list[list[Any]]:
         """Return the control tuples of a batch with their indexes, as JSON."""
@@ -311,31 +221,6 @@ def _unpacked_schema(schema: StructType, packing: Packing) -> StructType:
             f" ({PACKED_DDL}), and the option `columns` the columns that they hold."
         )
     return packing.struct
-
-
-def _fill(held: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch], size: int) -> bool:
-    """Take rows until ``held`` has that many bytes; return whether there were so many."""
-    total: int = sum(batch.nbytes for batch in held)
-    for batch in rest if total < size else ():
-        held.append(batch)
-        total += batch.nbytes
-        if total >= size:
-            break
-    return total >= size
-
-
-def _rows(
-    held: list[pa.RecordBatch], rest: Iterator[pa.RecordBatch], taken: list[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task; ``taken`` is not empty once more than ``held`` were taken."""
-    yield from held
-    for batch in rest:
-        taken[:] = [batch]
-        yield batch
-
-
-def _encode_schema(schema: pa.Schema) -> str:
-    return base64.b64encode(schema.remove_metadata().serialize()).decode()
 
 
 def _staged_messages(messages: list[WriterCommitMessage | None]) -> list[Staged]:

@@ -30,7 +30,6 @@ from pyspark.sql.types import StructType
 
 from pe_agent.datasource.batch_reader import StreambrokerBatchReader
 from pe_agent.datasource.columns import parse_struct
-from pe_agent.datasource.lease import Prefetcher
 from pe_agent.datasource.options import (
     SOURCE_FIELD,
     BatchRange,
@@ -40,6 +39,7 @@ from pe_agent.datasource.options import (
 )
 from pe_agent.datasource.packer import ImportPacker, link_control_slices
 from pe_agent.datasource.pinned_rules import PinnedRulesFile
+from pe_agent.datasource.prefetcher import Prefetcher
 from pe_agent.datasource.reader_calls import HEADS_WAIT, ReaderCalls
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.slice_reader import Slice, SliceReader, describe_planned

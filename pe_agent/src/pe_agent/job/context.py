@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from pe_agent.job.agent.agent_process import AgentProcess
+    from pe_agent.job.agent.view_cache import ViewCache
     from pe_agent.job.query_monitor import QueryMonitor
-    from pe_agent.job.view_cache import ViewCache
     from pe_agent.transport.agent_client import AgentClient
 
 _KINDS: Mapping[str, Kind] = {"export": "Export", "import": "Import"}

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from pe_agent.datasource.options import format_ddl
-from pe_agent.job.arguments import (
-    ArgumentError,
-    Congestion,
-    check_choice,
-    check_keywords,
-    seconds,
-)
+from pe_agent.job.arguments import ArgumentError, check_keywords
+from pe_agent.job.port_settings import ExportSettings, export_spec
 from pe_agent.spark.batch_size import limit_batches_by_rows
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.spark.session import active_session
-from streambroker_core.model.properties import normalise
 from streambroker_core.model.schema import parse_ddl, to_items
-from streambroker_core.wire.encoding.quantity import format_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,9 +23,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from pe_agent.job.context import Job, JobContext
-
-
-_LIMIT_TIMES = ("maxAge", "grace", "waitLimit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,28 +54,6 @@ class QueryStart:
         if self.trigger is not None:
             writer = writer.trigger(**self.trigger)
         return writer if self.query_name is None else writer.queryName(self.query_name)
-
-
-class ExportSettings(TypedDict, total=False):
-    """Settings of an export; they declare the Export where it does not exist.
-
-    - ``stream_id``: name to be imported by; excludes ``properties``.
-    - ``properties``: description of the stream; values are text, numbers, booleans or lists of one.
-    - ``allow_filter``: whether importers may filter.
-    - ``congestion_policy``: ``wait`` or ``drop``.
-    - ``buffer``: ``{"maxBytes": "1Gi", "maxAge": "1h", "grace": "10m", "waitLimit": "30s"}``.
-    - ``durability``: ``local``, or ``stored``: a published batch is in object storage.
-    - ``archive``: ``{"maxAge": "7d", "maxBytes": "1Ti"}``, either or both: rows stay after all
-      readers have read them.
-    """
-
-    stream_id: str | None
-    properties: Mapping[str, Any] | None
-    allow_filter: bool | None
-    congestion_policy: Congestion | str | None
-    buffer: Mapping[str, Any] | None
-    durability: str | None
-    archive: Mapping[str, Any] | None
 
 
 def publish(
@@ -217,55 +183,6 @@ class ExportWriter:
         )
         start = QueryStart(checkpoint, self._trigger, self._name)
         return start_query(self._job, self._frame, sink, start, redeclare=self._redeclare)
-
-
-def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, Any]:
-    """Return settings of a method as those of an Export; empty if there are none.
-
-    Raises:
-        ArgumentError, PropertyError: two exclude each other, or one is wrong.
-        TypeError: there is no such setting.
-    """
-    check_keywords(method, settings, ExportSettings.__annotations__)
-    given = {name: value for name, value in settings.items() if value is not None}
-    if "stream_id" in given and "properties" in given:
-        raise ArgumentError(
-            f"export {port}: stream_id and properties exclude each other; give one of them."
-        )
-    convert: dict[str, tuple[str, Callable[[Any], Any]]] = {
-        "stream_id": ("streamId", lambda value: value),
-        "properties": ("properties", normalise),
-        "allow_filter": ("allowFilter", lambda value: value),
-        "congestion_policy": (
-            "congestionPolicy",
-            lambda value: check_choice(Congestion, value, "congestion_policy"),
-        ),
-        "buffer": ("buffer", partial(_limits, "buffer")),
-        "durability": ("durability", lambda value: value),
-        "archive": ("archive", partial(_limits, "archive")),
-    }
-    spec = {}
-    for name, value in given.items():
-        field_name, function = convert[name]
-        spec[field_name] = function(value)
-    if spec and "stream_id" not in given:
-        spec.setdefault("properties", {})
-    return spec
-
-
-def _limits(setting: str, limits: Mapping[str, Any]) -> dict[str, Any]:
-    """Return limits of a buffer or an archive with numbers and timedeltas as text."""
-    return {
-        name: _duration_text(value, f"{setting}.{name}")
-        if name in _LIMIT_TIMES and not isinstance(value, str | None)
-        else value
-        for name, value in limits.items()
-    }
-
-
-def _duration_text(value: Any, name: str) -> str:
-    length = seconds(value, name)
-    return format_duration(length) if math.isfinite(length) else f"{length}s"
 
 
 def start_query(

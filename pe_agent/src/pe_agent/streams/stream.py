@@ -22,7 +22,8 @@ from pe_agent.aligned.plan import OperatorNode, StreamPlan, plan_of
 from pe_agent.aligned.runtime.unpacker import BatchFunction
 from pe_agent.aligned.sinks import sink_for_outputs, sink_for_rows
 from pe_agent.datasource.schemas import Columns
-from pe_agent.job.publish import ExportSettings, QueryStart, export_spec, start_query
+from pe_agent.job.port_settings import ExportSettings, export_spec
+from pe_agent.job.publish import QueryStart, start_query
 from pe_agent.log.control_file import read_log_id
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.streams import old_methods

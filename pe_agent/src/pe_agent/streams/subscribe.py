@@ -14,15 +14,12 @@ from pe_agent.job.arguments import (
     ArgumentError,
     OnCongestion,
     StartAt,
-    check_choice,
     check_keywords,
-    check_start,
 )
+from pe_agent.job.port_settings import import_spec
 from pe_agent.spark.session import active_session
-from pe_agent.transport.expression_errors import mark_expression_errors
 from streambroker_core.control.tuples.payloads import type_name
 from streambroker_core.deprecation import warn_deprecated
-from streambroker_core.expression import parse
 from streambroker_core.model.schema import Schema, parse_ddl, to_ddl, to_items
 
 if TYPE_CHECKING:
@@ -167,7 +164,7 @@ class _Opened:
         settings: ImportSettings,
     ) -> _Opened:
         check_keywords(method, settings, ImportSettings.__annotations__)
-        spec = _import_spec(port, subscription, settings)
+        spec = import_spec(port, subscription, settings)
         schema, columns = settings.get("schema"), settings.get("columns")
         declared_ddl = None if schema is None else as_ddl(schema)
         if declared_ddl is not None:
@@ -195,45 +192,6 @@ def _load_frame(
         reader = reader.schema(schema)
     with active_session(job.spark):
         return reader.option("frame", secrets.token_hex(8)).load()
-
-
-def _import_spec(port: str, subscription: str | None, settings: ImportSettings) -> dict[str, Any]:
-    streams, stream_id = settings.get("streams"), settings.get("stream_id")
-    application_name, filter_ = settings.get("application_name"), settings.get("filter")
-    ways = {"subscription": subscription, "streams": streams, "stream_id": stream_id}
-    chosen = [name for name, value in ways.items() if value is not None]
-    if len(chosen) > 1:
-        raise ArgumentError(
-            f"import {port}: {chosen[0]} and {chosen[1]} exclude each other; give one of them."
-        )
-    if application_name is not None and stream_id is None:
-        raise ArgumentError(
-            f"import {port}: application_name narrows an import by name; give stream_id too."
-        )
-    spec: dict[str, Any] = {}
-    if subscription is not None:
-        with mark_expression_errors({"subscription": subscription}):
-            parse(subscription, "subscription")
-        spec["subscription"] = subscription
-    if streams is not None:
-        spec["streams"] = [dict(s) for s in streams]
-    if stream_id is not None:
-        name = {"applicationName": application_name} if application_name else {}
-        spec["streams"] = [{**name, "streamId": stream_id}]
-    if filter_ is not None:
-        with mark_expression_errors({"filter": filter_}):
-            parse(filter_, "filter")
-        spec["filter"] = filter_
-    more: dict[str, Any] = {
-        "applicationScope": settings.get("application_scope"),
-        "start": settings.get("start"),
-        "onCongestion": settings.get("on_congestion"),
-    }
-    if more["start"] is not None:
-        more["start"] = check_start(more["start"], "start")
-    if more["onCongestion"] is not None:
-        more["onCongestion"] = check_choice(OnCongestion, more["onCongestion"], "on_congestion")
-    return spec | {name: value for name, value in more.items() if value is not None}
 
 
 def _select_columns(schema: Schema, columns: Sequence[str] | None) -> Schema:

@@ -12,6 +12,8 @@ from streambroker._lazy import lazy_names
 _MODULES = {
     "pe_agent.aligned.options": ["OperatorOptions"],
     "pe_agent.cep.column_conditions": ["Pattern"],
+    "pe_agent.client.reader": ["Reader", "read"],
+    "pe_agent.client.writer": ["Writer", "writer"],
     "pe_agent.job.applied": ["NotAppliedError"],
     "pe_agent.job.arguments": ["ArgumentError", "Congestion", "Missing", "OnCongestion", "StartAt"],
     "pe_agent.job.ports": [
@@ -21,7 +23,8 @@ _MODULES = {
         "PortMissingError",
         "QueryActiveError",
     ],
-    "pe_agent.job.publish": ["ExportSettings", "ExportWriter"],
+    "pe_agent.job.port_settings": ["ExportSettings"],
+    "pe_agent.job.publish": ["ExportWriter"],
     "pe_agent.job.send_control": ["SentControl"],
     "pe_agent.job.settings": ["AgentOptions", "AgentTls", "BrokerAuth"],
     "pe_agent.job.statuses": [

@@ -2,18 +2,22 @@
 
 from pe_agent.aligned.options import OperatorOptions as OperatorOptions
 from pe_agent.cep.column_conditions import Pattern as Pattern
+from pe_agent.client.reader import Reader as Reader
+from pe_agent.client.reader import read as read
+from pe_agent.client.writer import Writer as Writer
+from pe_agent.client.writer import writer as writer
 from pe_agent.job.applied import NotAppliedError as NotAppliedError
 from pe_agent.job.arguments import ArgumentError as ArgumentError
 from pe_agent.job.arguments import Congestion as Congestion
 from pe_agent.job.arguments import Missing as Missing
 from pe_agent.job.arguments import OnCongestion as OnCongestion
 from pe_agent.job.arguments import StartAt as StartAt
+from pe_agent.job.port_settings import ExportSettings as ExportSettings
 from pe_agent.job.ports import Change as Change
 from pe_agent.job.ports import ExportPort as ExportPort
 from pe_agent.job.ports import ImportPort as ImportPort
 from pe_agent.job.ports import PortMissingError as PortMissingError
 from pe_agent.job.ports import QueryActiveError as QueryActiveError
-from pe_agent.job.publish import ExportSettings as ExportSettings
 from pe_agent.job.publish import ExportWriter as ExportWriter
 from pe_agent.job.send_control import SentControl as SentControl
 from pe_agent.job.settings import AgentOptions as AgentOptions

@@ -24,7 +24,15 @@ def lazy_names(
             return importlib.import_module(f"{package}.{name}")
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(places[name]), name)
+        try:
+            return getattr(importlib.import_module(places[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != "pyspark":
+                raise
+            raise ModuleNotFoundError(
+                f"{package}.{name} needs PySpark: pip install 'streambroker[spark]'",
+                name=error.name,
+            ) from error
 
     names = sorted(places)
     return get, lambda: sorted([*names, *submodules]), names

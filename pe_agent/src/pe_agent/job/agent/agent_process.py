@@ -38,6 +38,10 @@ STOP_SECONDS = 10.0
 KEEP_ALIVE_JOIN_SECONDS = 5.0
 
 
+_lingering: list[subprocess.Popen[bytes]] = []
+"""Agents that go on serving; without a reference Python would warn that they still run."""
+
+
 class AgentFailedError(StreambrokerError):
     """The agent process did not start; the message has the last line of its log."""
 
@@ -267,6 +271,8 @@ class AgentProcess:
         try:
             if end_agent:
                 self._end_agent()
+            elif self._process is not None:
+                _lingering.append(self._process)
         finally:
             if self._log_forwarder is not None:
                 self._log_forwarder.close()

@@ -1,1 +1,0 @@
-"""Tasks that read and write the bucket of an export themselves, by signed URLs."""

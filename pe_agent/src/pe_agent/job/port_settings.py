@@ -1,0 +1,140 @@
+"""Settings of exports and imports, as programs give them and as resources have them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypedDict
+
+from pe_agent.job.arguments import (
+    ArgumentError,
+    Congestion,
+    OnCongestion,
+    check_choice,
+    check_keywords,
+    check_start,
+    seconds,
+)
+from pe_agent.transport.expression_errors import mark_expression_errors
+from streambroker_core.expression import parse
+from streambroker_core.model.properties import normalise
+from streambroker_core.wire.encoding.quantity import format_duration
+
+_LIMIT_TIMES = ("maxAge", "grace", "waitLimit")
+
+
+class ExportSettings(TypedDict, total=False):
+    """Settings of an export; they declare the Export where it does not exist.
+
+    - ``stream_id``: name to be imported by; excludes ``properties``.
+    - ``properties``: description of the stream; values are text, numbers, booleans or lists of one.
+    - ``allow_filter``: whether importers may filter.
+    - ``congestion_policy``: ``wait`` or ``drop``.
+    - ``buffer``: ``{"maxBytes": "1Gi", "maxAge": "1h", "grace": "10m", "waitLimit": "30s"}``.
+    - ``durability``: ``local``, or ``stored``: a published batch is in object storage.
+    - ``archive``: ``{"maxAge": "7d", "maxBytes": "1Ti"}``, either or both: rows stay after all
+      readers have read them.
+    """
+
+    stream_id: str | None
+    properties: Mapping[str, Any] | None
+    allow_filter: bool | None
+    congestion_policy: Congestion | str | None
+    buffer: Mapping[str, Any] | None
+    durability: str | None
+    archive: Mapping[str, Any] | None
+
+
+def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, Any]:
+    """Return settings of a method as those of an Export; empty if there are none.
+
+    Raises:
+        ArgumentError, PropertyError: two exclude each other, or one is wrong.
+        TypeError: there is no such setting.
+    """
+    check_keywords(method, settings, ExportSettings.__annotations__)
+    given = {name: value for name, value in settings.items() if value is not None}
+    if "stream_id" in given and "properties" in given:
+        raise ArgumentError(
+            f"export {port}: stream_id and properties exclude each other; give one of them."
+        )
+    convert: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "stream_id": ("streamId", lambda value: value),
+        "properties": ("properties", normalise),
+        "allow_filter": ("allowFilter", lambda value: value),
+        "congestion_policy": (
+            "congestionPolicy",
+            lambda value: check_choice(Congestion, value, "congestion_policy"),
+        ),
+        "buffer": ("buffer", partial(_limits, "buffer")),
+        "durability": ("durability", lambda value: value),
+        "archive": ("archive", partial(_limits, "archive")),
+    }
+    spec = {}
+    for name, value in given.items():
+        field_name, function = convert[name]
+        spec[field_name] = function(value)
+    if spec and "stream_id" not in given:
+        spec.setdefault("properties", {})
+    return spec
+
+
+def _limits(setting: str, limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return limits of a buffer or an archive with numbers and timedeltas as text."""
+    return {
+        name: _duration_text(value, f"{setting}.{name}")
+        if name in _LIMIT_TIMES and not isinstance(value, str | None)
+        else value
+        for name, value in limits.items()
+    }
+
+
+def _duration_text(value: Any, name: str) -> str:
+    length = seconds(value, name)
+    return format_duration(length) if math.isfinite(length) else f"{length}s"
+
+
+def import_spec(port: str, subscription: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as those of an Import; empty if there are none.
+
+    Raises:
+        ArgumentError: two exclude each other, or one is wrong.
+        ExpressionError: subscription or filter cannot be parsed.
+    """
+    streams, stream_id = settings.get("streams"), settings.get("stream_id")
+    application_name, filter_ = settings.get("application_name"), settings.get("filter")
+    ways = {"subscription": subscription, "streams": streams, "stream_id": stream_id}
+    chosen = [name for name, value in ways.items() if value is not None]
+    if len(chosen) > 1:
+        raise ArgumentError(
+            f"import {port}: {chosen[0]} and {chosen[1]} exclude each other; give one of them."
+        )
+    if application_name is not None and stream_id is None:
+        raise ArgumentError(
+            f"import {port}: application_name narrows an import by name; give stream_id too."
+        )
+    spec: dict[str, Any] = {}
+    if subscription is not None:
+        with mark_expression_errors({"subscription": subscription}):
+            parse(subscription, "subscription")
+        spec["subscription"] = subscription
+    if streams is not None:
+        spec["streams"] = [dict(s) for s in streams]
+    if stream_id is not None:
+        name = {"applicationName": application_name} if application_name else {}
+        spec["streams"] = [{**name, "streamId": stream_id}]
+    if filter_ is not None:
+        with mark_expression_errors({"filter": filter_}):
+            parse(filter_, "filter")
+        spec["filter"] = filter_
+    more: dict[str, Any] = {
+        "applicationScope": settings.get("application_scope"),
+        "start": settings.get("start"),
+        "onCongestion": settings.get("on_congestion"),
+    }
+    if more["start"] is not None:
+        more["start"] = check_start(more["start"], "start")
+    if more["onCongestion"] is not None:
+        more["onCongestion"] = check_choice(OnCongestion, more["onCongestion"], "on_congestion")
+    return spec | {name: value for name, value in more.items() if value is not None}
