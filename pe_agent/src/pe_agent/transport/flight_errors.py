@@ -45,6 +45,13 @@ def to_flight(error: BaseException) -> flight.FlightError:
     Flight repeats the message several times in the metadata, so the message is cut to its
     beginning. ``extra_info`` has the whole reason.
     """
+    code, text = to_facts(error)
+    info = json.dumps({"code": code, "message": text}, ensure_ascii=False)
+    return flight.FlightServerError(f"{code}: {text:.200}", extra_info=info.encode())
+
+
+def to_facts(error: BaseException) -> tuple[str, str]:
+    """Return code and text of an error; the middle of a long text is omitted."""
     code = getattr(error, "code", None) or "InternalError"
     text = (
         str(error) if isinstance(error, StreambrokerError) else f"{type(error).__name__}: {error}"
@@ -52,8 +59,7 @@ def to_flight(error: BaseException) -> flight.FlightError:
     text = text.encode(errors="backslashreplace").decode()  # lone surrogates cannot be encoded
     if len(text) > MAX_REASON:
         text = f"{text[: MAX_REASON // 2]} … {text[-MAX_REASON // 2 :]}"
-    info = json.dumps({"code": code, "message": text}, ensure_ascii=False)
-    return flight.FlightServerError(f"{code}: {text:.200}", extra_info=info.encode())
+    return code, text
 
 
 def from_flight(error: Exception, location: str) -> StreambrokerError:

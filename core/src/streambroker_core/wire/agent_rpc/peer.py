@@ -13,10 +13,8 @@ from streambroker_core.errors import CapabilityError
 from streambroker_core.wire.agent_rpc.codec import (
     MessageInvalidError,
     Request,
-    decode,
     json_field,
     optional,
-    to_json,
 )
 from streambroker_core.wire.encoding.start import START_FORMS, is_start
 
@@ -65,13 +63,10 @@ class _Plan:
     control: Sequence[str] | None = optional()
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.reader) <= MAX_READER_ID:
-            raise MessageInvalidError(f"reader has to have 1 to {MAX_READER_ID} characters")
+        _check_reader(self.reader, self.call)
         if self.lease < 0:
             raise MessageInvalidError(f"lease is {self.lease}, which is not a valid lifetime")
         _check_numbers("positions", self.positions)
-        if self.call is not None and (len(self.call[0]) > MAX_READER_ID or self.call[1] < 0):
-            raise MessageInvalidError("call has to be an incarnation and the number of a call")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +148,69 @@ class PeerPlan(_Plan, Request[Planned]):
         numbers = {"budget": self.budget, "tuples": self.tuples, "payload": self.payload}
         _check_numbers("the plan", {name: n for name, n in numbers.items() if n is not None})
         _check_numbers("limit", self.limit or {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReader:
+    """A reader of a `PlanGroup`; its fields are those of its own `PeerPlan`."""
+
+    import_: str
+    reader: str
+    call: tuple[str, int] | None = None
+    capability: str | None = None
+    pass_: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_reader(self.reader, self.call)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanGroup:
+    """Plans that differ in the fields of a `PlanReader` only; ``plan`` is that of the first."""
+
+    plan: PeerPlan
+    others: Sequence[PlanReader] = ()
+
+    @property
+    def readers(self) -> list[PlanReader]:
+        """All readers of the group."""
+        first = self.plan
+        return [
+            PlanReader(
+                import_=first.import_,
+                reader=first.reader,
+                call=first.call,
+                capability=first.capability,
+                pass_=first.pass_,
+            ),
+            *self.others,
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """Index of a reader's plan in `PlansMade`, and its pass; or code and text of an error."""
+
+    plan: int = 0
+    pass_: str | None = optional()
+    code: str | None = optional()
+    error: str | None = optional()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlansMade:
+    """Different plans, and the result of each reader, in the order of the request."""
+
+    plans: Sequence[Planned]
+    results: Sequence[PlanResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPlans(Request[PlansMade]):
+    """Requests of several readers, each of which is handled as a `PeerPlan`."""
+
+    action: ClassVar[str] = "peer.plans"
+    groups: Sequence[PlanGroup]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +378,21 @@ class PeerLeave(Request[None]):
 
 def credentials(request: PeerPlan | PeerReplan | PeerSnapshot) -> PeerCredentials:
     """Return the credentials in a request."""
-    return decode(PeerCredentials, to_json(request))
+    return PeerCredentials(
+        export=request.export,
+        import_=request.import_,
+        capability=request.capability,
+        reader=request.reader,
+        pass_=request.pass_,
+        filter=request.filter,
+    )
+
+
+def _check_reader(reader: str, call: tuple[str, int] | None) -> None:
+    if not 0 < len(reader) <= MAX_READER_ID:
+        raise MessageInvalidError(f"reader has to have 1 to {MAX_READER_ID} characters")
+    if call is not None and (len(call[0]) > MAX_READER_ID or call[1] < 0):
+        raise MessageInvalidError("call has to be an incarnation and the number of a call")
 
 
 def _check_numbers(name: str, numbers: Mapping[str, int]) -> None:

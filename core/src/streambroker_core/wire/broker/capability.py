@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 
 from streambroker_core.errors import CapabilityError, ManifestError
 from streambroker_core.wire.encoding.canonical import canonical
@@ -23,6 +24,9 @@ MAX_TOKEN = 2048
 
 DAY_S = 86_400
 """Seconds between the end of the day of signing and the capability's expiry."""
+
+MAX_VERIFIED = 16_384
+"""Verified capabilities that a process remembers, each with about 1 KiB."""
 
 _FAR = 1 << 53
 
@@ -115,8 +119,7 @@ def verify(
     """
     if not token:
         raise CapabilityError("missing", f"no capability for {export} was presented")
-    body = _open(key, token)
-    capability = _read(body)
+    capability = _open(key, token)
     if capability.reader_import != reader_import:
         raise CapabilityError(
             "wrong import", f"the capability is for {capability.reader_import}, not {reader_import}"
@@ -132,7 +135,8 @@ def verify(
     return capability
 
 
-def _open(key: bytes, token: str) -> bytes:
+@lru_cache(maxsize=MAX_VERIFIED)
+def _open(key: bytes, token: str) -> Capability:
     if len(token) > MAX_TOKEN:
         raise CapabilityError(
             "malformed", f"a capability has at most {MAX_TOKEN} characters, not {len(token)}"
@@ -143,7 +147,7 @@ def _open(key: bytes, token: str) -> bytes:
     body, mac = _decode(body_text), _decode(mac_text)
     if not hmac.compare_digest(mac, _mac(key, body)):
         raise CapabilityError("forged", "the capability's signature is wrong")
-    return body
+    return _read(body)
 
 
 def _read(body: bytes) -> Capability:

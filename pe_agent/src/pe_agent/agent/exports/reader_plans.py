@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pe_agent.agent.exports.backpressure import Backpressure
@@ -76,27 +76,66 @@ class ReaderPlans:
             OvertakenError, DataLossError, ReadersExceededError, RevokedError: see core's ledger.
             BucketError: the reader is new, and the object storage of a ``stored`` export is away.
         """
+        (plan,) = self.plan_all([request], filter_=filter_, columns=columns, excluded=excluded)
+        if isinstance(plan, Exception):
+            raise plan
+        return plan
+
+    def plan_all(
+        self,
+        requests: Sequence[PlanRequest],
+        *,
+        filter_: str | None,
+        columns: list[str] | None,
+        excluded: Collection[str] = (),
+    ) -> list[Plan | Exception]:
+        """Plan for several readers, one after the other, and return their plans or errors.
+
+        Their claims are stored in one transaction.
+
+        Raises:
+            BucketError: see :meth:`plan`.
+        """
+        outcomes: list[Plan | Exception] = []
         with self._state.lock:
-            self._ledger.planner.check_call(request)
-            now, before = self._state.clock(), self._planned_ranges(request.reader)
-            self._finish_plan(request)
-            if excluded:
-                limit = self._state.heads() if request.limit is None else request.limit
-                request = replace(
-                    request, limit={s: n for s, n in limit.items() if s not in excluded}
-                )
-            plan = self._ledger.planner.plan(request, now)
-            if plan.routed:
-                self._deliveries.begin_plan(request.reader, filter_, columns, plan.planned)
-            self._update_planned_since(request.reader, before)
-            self._state.save_reader(request.reader)
-            self._forget_evicted()
-            self._state.sweep()
-        if request.reader not in self._stored_readers:
-            self._state.save_stored()  # else its claims would end with the agent's disk
-            self._stored_readers.add(request.reader)
-        if plan.finished:
+            # No sweep in the transaction: logs are deleted once the store has that.
+            with self._state.store.transaction():
+                for request in requests:
+                    try:
+                        outcomes.append(self._plan(request, filter_, columns, excluded))
+                    except Exception as error:
+                        outcomes.append(error)
+                self._forget_evicted()
+            plans = [one for one in outcomes if isinstance(one, Plan)]
+            if plans:
+                self._state.sweep()
+        planned = zip(requests, outcomes, strict=True)
+        new = {r.reader for r, o in planned if isinstance(o, Plan)} - self._stored_readers
+        if new:
+            self._state.save_stored()  # else their claims would end with the agent's disk
+            self._stored_readers |= new
+        if any(plan.finished for plan in plans):
             self._state.notify()
+        return outcomes
+
+    def _plan(
+        self,
+        request: PlanRequest,
+        filter_: str | None,
+        columns: list[str] | None,
+        excluded: Collection[str],
+    ) -> Plan:
+        self._ledger.planner.check_call(request)
+        now, before = self._state.clock(), self._planned_ranges(request.reader)
+        self._finish_plan(request)
+        if excluded:
+            limit = self._state.heads() if request.limit is None else request.limit
+            request = replace(request, limit={s: n for s, n in limit.items() if s not in excluded})
+        plan = self._ledger.planner.plan(request, now)
+        if plan.routed:
+            self._deliveries.begin_plan(request.reader, filter_, columns, plan.planned)
+        self._update_planned_since(request.reader, before)
+        self._state.save_reader(request.reader)
         return plan
 
     def note_stored(self, reader: str) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from pe_agent.agent.imports.control_pins import ControlBudget
 from pe_agent.agent.imports.import_state import ImportState
-from pe_agent.agent.imports.peer_agents import PLAN_SECONDS, READER_LEASE
+from pe_agent.agent.imports.peer_agents import READER_LEASE
+from pe_agent.agent.imports.plan_batches import PlanBatches
 from pe_agent.agent.imports.readers import ImportReader
-from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.errors import CapabilityError
@@ -42,6 +42,7 @@ class PlanRequests:
     def __init__(self, state: ImportState) -> None:
         self._state = state
         self._peers = state.peers
+        self._batches = PlanBatches()
 
     def is_needed(self, batch: NextBatch, route: ImportRoute) -> bool:
         """Return whether an export has news, or does not know the reader's positions."""
@@ -86,7 +87,7 @@ class PlanRequests:
             tuples, payload = max(0, control_budget.tuples), max(0, control_budget.payload)
             request = replace(request, tuples=tuples, payload=payload)
         try:
-            response = self._call(location, request)
+            response = self._batches.send(location, request)
         except AgentUnreachableError as error:
             self._peers.note_away(location, str(error))
             reader.silent.add(export)
@@ -117,7 +118,7 @@ class PlanRequests:
             if known or self._peers.is_away(location):
                 continue
             try:
-                response = self._call(location, self._acknowledgement(batch, export))
+                response = self._batches.send(location, self._acknowledgement(batch, export))
             except AgentUnreachableError as error:
                 self._peers.note_away(location, str(error))
             except AgentRefusedError as error:
@@ -163,9 +164,6 @@ class PlanRequests:
             tuples=MAX_TUPLES if reads_control else None,
             payload=MAX_BYTES if reads_control else None,
         )
-
-    def _call(self, location: str, request: PeerPlan) -> Planned:
-        return send(AgentClient(location), request, timeout=PLAN_SECONDS)
 
 
 def _note_refusal(reader: ImportReader, export: str, reason: str) -> None:

@@ -40,7 +40,7 @@ from pe_agent.agent.server.caller_checks import (
 from pe_agent.agent.server.listener import CertificateChain
 from pe_agent.agent.server.long_poll import WatchService
 from pe_agent.agent.server.peer_access import PeerAccess
-from pe_agent.agent.server.peer_plans import PeerPlans
+from pe_agent.agent.server.peer_plans import PlanService
 from pe_agent.transport.flight_errors import to_flight
 from streambroker_core.control.runtime.control_rows import schema as control_schema
 from streambroker_core.errors import StreambrokerError
@@ -50,6 +50,7 @@ from streambroker_core.wire.agent_rpc.peer import (
     PeerLeave,
     PeerObjects,
     PeerPlan,
+    PeerPlans,
     PeerReplan,
     PeerSnapshot,
     PeerWatch,
@@ -74,8 +75,9 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._bad_request_log = RateLimitedLog()
         self._actions = job_actions(agent)
         access = PeerAccess(agent)
-        watching, plans = WatchService(agent, access), PeerPlans(agent, access)
+        watching, plans = WatchService(agent, access), PlanService(agent, access)
         self._actions.on(PeerPlan, plans.plan)
+        self._actions.on(PeerPlans, plans.plan_all)
         self._actions.on(PeerReplan, plans.register)
         self._actions.on(PeerSnapshot, plans.snapshot)
         self._actions.on(PeerWatch, watching.watch)

@@ -54,17 +54,37 @@ class WatchService:
         heads = self._agent.notifier.wait_for(
             frozenset(requests),
             min(MAX_WAIT_SECONDS, request.wait),
-            lambda: self._heads(requests, lease),
+            lambda: {e: self._newest(e, requests[e], head, lease) for e, head in heads.items()},
             lambda heads: any(_differs(requests[e], head) for e, head in heads.items()),
         )
         return Heads(exports=heads)
+
+    def _newest(self, export: str, of: WatchedExport, head: _Head, lease: float) -> _Head:
+        """Return an export's head now: one routed import is checked, and leases are renewed once.
+
+        All imports are checked where that import has lost its route.
+        """
+        if isinstance(head, RefusedHead) or head.heads is None:
+            return self._head(export, of.imports, lease)
+        for import_, watched in of.imports.items():
+            try:
+                if watched.capability is not None:
+                    return self._head_for(export, import_, watched.capability)
+            except StreambrokerError:
+                continue
+        return self._head(export, of.imports, lease)
+
+    def _head_for(self, export: str, import_: str, capability: str) -> ExportHead:
+        shown = PeerCredentials(export=export, import_=import_, capability=capability)
+        state = self._access.authorize(shown).export.state
+        return ExportHead(heads=state.heads(), ended=state.ended())
 
     def _heads(self, requests: Mapping[str, WatchedExport], lease: float) -> dict[str, _Head]:
         return {export: self._head(export, of.imports, lease) for export, of in requests.items()}
 
     def _head(self, export: str, imports: Mapping[str, WatchedImport], lease: float) -> _Head:
         """Renew the readers' leases, with or without a route; return heads for routed imports."""
-        heads, ended, has_plan = None, False, False
+        state, has_plan = None, False
         refused: StreambrokerError = NotRoutedError(
             f"no reader of the caller holds a plan of export {export}, and it shows no capability"
         )
@@ -89,13 +109,14 @@ class WatchService:
                     exported.backpressure.note_wait_chains(
                         import_, {r: of.waits.get(r, ()) for r in authenticated}
                     )
-                if routed:
-                    heads, ended = exported.state.heads(), exported.state.ended()
+                state = exported.state if routed else state
             except StreambrokerError as error:
                 refused = error
-        if heads is None and not has_plan:
+        if state is not None:
+            return ExportHead(heads=state.heads(), ended=state.ended())
+        if not has_plan:
             return RefusedHead(error=str(refused), code=refused.code)
-        return ExportHead(heads=heads, ended=ended)
+        return ExportHead(heads=None)
 
     def leave(self, request: PeerLeave) -> None:
         """End a reader's lease at the request of its own agent, which shows the pass."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import NamedTuple
 
 from pe_agent.agent.agent import Agent
@@ -89,13 +90,14 @@ class PeerAccess:
             raise CapabilityError(
                 "missing", f"agent {self._agent.pe} has no key to verify one: it never registered"
             )
-        now: float | None = time.time()
-        claimed_expiry = None if token is None else capability.claimed_expiry(str(token))
-        if claimed_expiry is not None and (self._agent.broker_last_seen or 0.0) < claimed_expiry:
-            now = None if import_ in export.state.ledger.routes.policies else now
-        return capability.verify(
-            self._agent.key, token, reader_import=import_, export=export.key, now=now
+        verify = partial(
+            capability.verify, self._agent.key, token, reader_import=import_, export=export.key
         )
+        expires = verify(now=None).expires
+        is_unrenewed = expires is not None and (self._agent.broker_last_seen or 0.0) < expires
+        if is_unrenewed and import_ in export.state.ledger.routes.policies:
+            return verify(now=None)
+        return verify(now=time.time())
 
     def check_filter(self, export: AgentExport, filter_: str | None) -> None:
         """Refuse new plans with a filter if the export forbids filters now.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pe_agent.agent.agent import Agent
@@ -13,20 +13,28 @@ from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.exports.read_grant import Grant
 from pe_agent.agent.server.caller_checks import MAX_LEASE
 from pe_agent.agent.server.peer_access import AuthorizedRead, PeerAccess
+from pe_agent.transport.flight_errors import to_facts
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.ledger.offset import column_names
 from streambroker_core.ledger.plan import Plan, PlanRequest
 from streambroker_core.wire.agent_rpc.peer import (
     PeerPlan,
+    PeerPlans,
     PeerReplan,
     PeerSnapshot,
+    PlanGroup,
     Planned,
+    PlanReader,
+    PlanResult,
+    PlansMade,
     RegisteredPlan,
     credentials,
 )
 
+_NOT_PLANNED = Planned(planned=(), bytes=0, last=None, routed=True)
 
-class PeerPlans:
+
+class PlanService:
     """Serves the plan requests of other agents."""
 
     def __init__(self, agent: Agent, access: PeerAccess) -> None:
@@ -35,21 +43,89 @@ class PeerPlans:
 
     def plan(self, request: PeerPlan) -> Planned:
         """Acknowledge a reader's positions and plan its next epochs."""
-        authorized = self._access.authorize(credentials(request))
-        export, plans = authorized.export, authorized.export.plans
-        self._access.check_filter(export, request.filter)
-        mismatches = plans.schema_mismatches(request.filter, request.columns, request.schema)
-        plan = plans.plan(
-            to_plan_request(request, authorized),
-            filter_=request.filter,
-            columns=request.columns,
-            excluded=mismatches,
-        )
-        misfits = [
-            why for stream, why in mismatches.items() if plans.blocks_reader(request.reader, stream)
+        (outcome,) = self._plan_group(PlanGroup(plan=request))
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def plan_all(self, request: PeerPlans) -> PlansMade:
+        """Handle the requests of several readers; the error of one leaves the others alone."""
+        plans: list[Planned] = []
+        results: list[PlanResult] = []
+        for group in request.groups:
+            for outcome in self._plan_group(group):
+                if isinstance(outcome, Exception):
+                    code, text = to_facts(outcome)
+                    results.append(PlanResult(code=code, error=text))
+                    continue
+                shared = replace(outcome, pass_=None)
+                if not plans or plans[-1] != shared:
+                    plans.append(shared)
+                results.append(PlanResult(plan=len(plans) - 1, pass_=outcome.pass_))
+        return PlansMade(plans=plans, results=results)
+
+    def _plan_group(self, group: PlanGroup) -> list[Planned | Exception]:
+        """Return the responses or errors of equal requests, in order."""
+        request, readers = group.plan, group.readers
+        outcomes: list[Planned | Exception] = []
+        authorized: dict[int, AuthorizedRead] = {}
+        for n, reader in enumerate(readers):
+            shown = replace(
+                credentials(request),
+                import_=reader.import_,
+                reader=reader.reader,
+                capability=reader.capability,
+                pass_=reader.pass_,
+            )
+            try:
+                authorized[n] = self._access.authorize(shown)
+                outcomes.append(_NOT_PLANNED)
+            except Exception as error:
+                outcomes.append(error)
+        if authorized:
+            planned = self._plan_authorized(group, {readers[n]: a for n, a in authorized.items()})
+            for n, outcome in zip(authorized, planned, strict=True):
+                outcomes[n] = outcome
+        return outcomes
+
+    def _plan_authorized(
+        self, group: PlanGroup, authorized: Mapping[PlanReader, AuthorizedRead]
+    ) -> list[Planned | Exception]:
+        request, export = group.plan, next(iter(authorized.values())).export
+        plans = export.plans
+        try:
+            self._access.check_filter(export, request.filter)
+            mismatches = plans.schema_mismatches(request.filter, request.columns, request.schema)
+            common = to_plan_request(request, AuthorizedRead(export, ""))
+            planned = plans.plan_all(
+                [
+                    replace(
+                        common,
+                        reader=reader.reader,
+                        import_=reader.import_,
+                        call=reader.call,
+                        policy=of.policy,
+                        positions=common.positions if of.granted else {},
+                        granted=of.granted,
+                    )
+                    for reader, of in authorized.items()
+                ],
+                filter_=request.filter,
+                columns=request.columns,
+                excluded=mismatches,
+            )
+        except Exception as error:
+            return [error] * len(authorized)
+        return [
+            plan
+            if isinstance(plan, Exception)
+            else to_response(
+                plan,
+                [why for s, why in mismatches.items() if plans.blocks_reader(reader.reader, s)],
+                self._access.pass_for(export.key, reader.import_, reader.reader),
+            )
+            for reader, plan in zip(authorized, planned, strict=True)
         ]
-        pass_ = self._access.pass_for(export.key, request.import_, request.reader)
-        return to_response(plan, misfits, pass_)
 
     def register(self, request: PeerReplan) -> RegisteredPlan:
         """Register a plan again and return its blocks, with grants to read them."""
