@@ -110,7 +110,7 @@ def bench(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
             return one.call(action, body)
 
-    for module in ("plan_requests", "slice_planner"):
+    for module in ("plan_batches", "slice_planner"):
         monkeypatch.setattr(f"pe_agent.agent.imports.{module}.AgentClient", Client)
     monkeypatch.setattr(PeerAgents, "heads", lambda _, export: one.known.get(export))
     return one

@@ -39,7 +39,13 @@ from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.rows.object_writer import MIN_BYTES
 from pe_agent.transport.rows.reader_lease import Lease
 from streambroker_core.model import PeKey, pe_of
-from streambroker_core.wire.agent_rpc.peer import PeerObjects
+from streambroker_core.wire.agent_rpc.peer import (
+    PeerObjects,
+    PeerPlan,
+    PeerPlans,
+    PlanGroup,
+    PlanReader,
+)
 from streambroker_core.wire.broker.view import View, with_version
 from support.agents.agents import DDL, Plumbing, error_code, export_view, import_view
 from support.agents.tasks import STRUCT, in_task, wide
@@ -346,4 +352,22 @@ def _end(home: _Served, alerts: _Served) -> None:
     home.client.call("publisher.renounce", export="trades", query="query-1")
     home.client.call("publisher.finish", export="trades", query=None, run=None)
     assert error_code(home.client.call, "peer.plan", export=EXPORT) == "BodyInvalid"
+    _plan_together(home, alerts)
     home.client.call("stop", timeout=2.0)
+
+
+def _plan_together(home: _Served, alerts: _Served) -> None:
+    routes = alerts.agent.routes.find_import("trades")
+    assert routes is not None
+    plan = PeerPlan(
+        export=EXPORT,
+        import_=IMPORT,
+        reader="a" * 32,
+        lease=5.0,
+        positions={},
+        filter=None,
+        columns=None,
+        capability=routes.routes[0].capability,
+    )
+    other = PlanReader(import_=IMPORT, reader="b" * 32)
+    send(AgentClient(home.location), PeerPlans(groups=[PlanGroup(plan=plan, others=[other])]))

@@ -40,7 +40,7 @@ STATE = "pe_agent.agent.exports.export_state:ExportState"
 READERS = "pe_agent.agent.imports.readers:ImportReaders"
 STREAMS = "pe_agent.agent.exports.stream.export_stream:ExportStream"
 IMPORTS = "pe_agent.agent.imports.offset_planner:OffsetPlanner"
-PLAN_REQUESTS = "pe_agent.agent.imports.plan_requests:PlanRequests"
+PLAN_BATCHES = "pe_agent.agent.imports.plan_batches:PlanBatches"
 SLICES = "pe_agent.agent.imports.slice_planner:SlicePlanner"
 CONTROL_LOG = "pe_agent.agent.state.control_log:ControlLog"
 LOG = "pe_agent.log.log:StreamLog"
@@ -136,12 +136,12 @@ FAILING: dict[str, Step] = {
 
 IMPORTING: dict[str, Step] = {
     "latestOffset asked": _before(f"{IMPORTS}.next_offset", 5, AGENT),
-    "before plan": _before(f"{PLAN_REQUESTS}._call", 2, AGENT),
+    "before plan": _before(f"{PLAN_BATCHES}.send", 2, AGENT),
     "plan asked": _before(f"{PLANS}.plan", 2, FEED_AGENT),
     "acknowledged, before the plan": _after(f"{PLANS}._finish_plan", 2, FEED_AGENT),
     "planned, before the reader is saved": _before(f"{STATE}.save_reader", 3, FEED_AGENT),
     "plan saved, not answered": _after(f"{PLANS}.plan", 2, FEED_AGENT),
-    "plan answered, before the streams are remembered": _after(f"{PLAN_REQUESTS}._call", 2, AGENT),
+    "plan answered, before the streams are remembered": _after(f"{PLAN_BATCHES}.send", 2, AGENT),
     "offset made, not answered": _after(f"{IMPORTS}._advance", 2, AGENT),
     "offset answered, before it is in the checkpoint": _before(f"{READS}.plan", 2, DRIVER),
     "offset in the checkpoint, before partitions": _before(f"{SOURCE}.partitions", 2, DRIVER),

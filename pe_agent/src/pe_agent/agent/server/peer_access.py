@@ -11,6 +11,7 @@ from pe_agent.agent.exports import read_grant as grants
 from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.server.caller_checks import equal_in_constant_time
 from streambroker_core.errors import CapabilityError, StreambrokerError
+from streambroker_core.ledger.retention import Reader
 from streambroker_core.ledger.routes import NotRoutedError
 from streambroker_core.model import port_of
 from streambroker_core.wire.agent_rpc.peer import PeerCredentials
@@ -54,15 +55,12 @@ class PeerAccess:
         reader = export.state.ledger.readers.get(shown.reader or "")
         if reader is not None and reader.import_ != import_:
             raise NotRoutedError(f"reader {reader.id} belongs to another import")
-        has_valid_pass = reader is not None and self.is_pass_valid(
-            export.key, import_, reader.id, shown.pass_
-        )
-        if reader is not None and has_valid_pass and not reader.routed:
+        if reader is not None and not reader.routed and self._is_pass_of(reader, export, shown):
             return AuthorizedRead(export, reader.policy)
         try:
             verified = self._verify_capability(export, import_, shown.capability)
         except CapabilityError:
-            if reader is None or not (planned and has_valid_pass):
+            if reader is None or not (planned and self._is_pass_of(reader, export, shown)):
                 raise
             return AuthorizedRead(export, reader.policy, granted=False)
         if reader is not None:
@@ -78,6 +76,9 @@ class PeerAccess:
     def is_pass_valid(self, export: str, import_: str, reader: str, pass_: object) -> bool:
         """Return whether a caller shows the pass of a reader: the reader id is no secret."""
         return equal_in_constant_time(str(pass_ or ""), self.pass_for(export, import_, reader))
+
+    def _is_pass_of(self, reader: Reader, export: AgentExport, shown: PeerCredentials) -> bool:
+        return self.is_pass_valid(export.key, reader.import_, reader.id, shown.pass_)
 
     def _verify_capability(
         self, export: AgentExport, import_: str, token: str | None
