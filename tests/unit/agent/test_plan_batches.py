@@ -228,5 +228,6 @@ def test_an_overtaken_call_leaves_the_others_of_its_batch_alone(tmp_path: Path) 
         _ledger_requests(stream, drawn), filter_=None, columns=None
     )
     assert isinstance(late, OvertakenError)
-    assert isinstance(first, Plan) and isinstance(other, Plan) and first == other
+    assert isinstance(first, Plan)
+    assert first == other
     bench.close()

@@ -189,8 +189,8 @@ class ReaderPlans:
             missing = self._skipped_epochs(request, ranges)
             blocks = {s: self._list_blocks(s, *ranges[s], missing.get(s, ())) for s in ranges}
             order = tuple(s for s in self._ledger.streams if s in ranges)
-            control = {s: self._epochs_with_control(s, blocks[s]) for s in ranges}
-            in_objects = {s: self._epochs_in_objects(s, blocks[s]) for s in ranges}
+            control = {s: _epochs_with_control(self.streams.get(s), blocks[s]) for s in ranges}
+            in_objects = {s: _epochs_in_objects(self.streams.get(s), blocks[s]) for s in ranges}
             direct = {s: of for s, of in in_objects.items() if of and filter_ is None}
         for name, skipped in missing.items():
             log.warning(
@@ -204,19 +204,6 @@ class ReaderPlans:
             direct=direct,
             ranges=ranges,
         )
-
-    def _epochs_with_control(self, stream: str, epochs: Iterable[int]) -> list[int]:
-        export_stream = self._state.streams.get(stream)
-        return [
-            n for n in epochs if export_stream is not None and export_stream.manifests[n].control
-        ]
-
-    def _epochs_in_objects(self, stream: str, epochs: Iterable[int]) -> list[int]:
-        export_stream = self._state.streams.get(stream)
-        if export_stream is None:
-            return []
-        manifests = export_stream.manifests
-        return [n for n in epochs if manifests[n].blocks and not manifests[n].log_blocks]
 
     def _skipped_epochs(
         self,
@@ -369,3 +356,14 @@ class ReaderPlans:
     def _belongs_to(self, reader: str, import_: str) -> bool:
         known = self._ledger.readers.get(reader)
         return known is not None and known.import_ == import_
+
+
+def _epochs_with_control(stream: ExportStream | None, epochs: Iterable[int]) -> list[int]:
+    return [] if stream is None else [n for n in epochs if stream.manifests[n].control]
+
+
+def _epochs_in_objects(stream: ExportStream | None, epochs: Iterable[int]) -> list[int]:
+    manifests = {} if stream is None else stream.manifests
+    return [
+        n for n in epochs if n in manifests and manifests[n].blocks and not manifests[n].log_blocks
+    ]
