@@ -27,6 +27,7 @@ NAMES = (
     "spark_to_kafka_to_spark",
     "fan_out",
     "many_readers",
+    "fan_out_thousand",
     "isolation",
     "latency",
     "latency_alone",

@@ -26,7 +26,8 @@ from streambroker_core.ledger.routes import NotRoutedError, Routes
 from streambroker_core.wire.agent_rpc.peer import PlannedRange
 from streambroker_core.wire.encoding.start import start_time
 
-MAX_READERS = 1_000
+MAX_READERS = 4_000
+"""Default maximum of an export's readers that are live or have claims."""
 MAX_INCARNATIONS = 8
 """Latest incarnations of a reader's agent kept; calls of all but the last are rejected."""
 ROWLESS_BYTES = 1 << 20
@@ -37,7 +38,7 @@ _DAMAGED = "files of the exporter's log that contained them were removed or trun
 
 
 class ReadersExceededError(StreambrokerError):
-    """The export has `MAX_READERS` readers, all live or with claims; a new one is rejected."""
+    """The export has its maximum of readers, all live or with claims; a new one is rejected."""
 
     code = "ReadersExceeded"
 
@@ -53,6 +54,7 @@ class Planner:
 
     Attributes:
         evicted: ids of forgotten readers; the caller empties the list.
+        max_readers: limit of the readers that are live or have claims.
     """
 
     def __init__(self, claims: Claims, retention: Retention, routes: Routes) -> None:
@@ -60,6 +62,7 @@ class Planner:
         self._streams, self._readers = claims.streams, claims.readers
         self._forgotten = claims.forgotten
         self.evicted: list[str] = []
+        self.max_readers = MAX_READERS
 
     def plan(self, request: PlanRequest, now: float) -> Plan:
         """Acknowledge the reader's position and pin its next epochs.
@@ -204,7 +207,7 @@ class Planner:
 
     def _evict_reader(self, request: PlanRequest, now: float) -> None:
         """Forget the reader without claims that is away longest, if all places are taken."""
-        if len(self._readers) < MAX_READERS:
+        if len(self._readers) < self.max_readers:
             return
         idle = [
             r
@@ -214,8 +217,9 @@ class Planner:
         if not idle:
             raise ReadersExceededError(
                 f"{len(self._readers):,} readers are active or hold epochs of this export; cannot"
-                f" add reader {request.reader} of {request.import_}. Stop some, or lower"
-                " buffer.grace: readers that are away then release theirs sooner."
+                f" add reader {request.reader} of {request.import_}. Stop some, lower buffer.grace"
+                " (readers that are away then release theirs sooner), or start the exporter's"
+                " job with a larger $STREAMBROKER_MAX_READERS."
             )
         self.evict(min(idle, key=lambda r: r.lease_expires))
 

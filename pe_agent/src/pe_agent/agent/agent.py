@@ -32,6 +32,7 @@ from pe_agent.log.commit import Committer
 from pe_agent.log.scrub import Scrub
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger.planner import MAX_READERS
 from streambroker_core.model import PeKey, PortKey, pe_of
 from streambroker_core.wire.agent_rpc.job import Declare
 from streambroker_core.wire.broker.view import View
@@ -60,6 +61,7 @@ class Agent:
         listener_status: Callable[[], dict[str, Any] | None] = lambda: None,
         storage: StorageTier | None = None,
         token: str = "",
+        max_readers: int = MAX_READERS,
     ) -> None:
         """Recover the state of a data directory; ``token`` is for one that has none yet."""
         self.pe = pe
@@ -92,6 +94,7 @@ class Agent:
             declarations=self.declarations,
             report_due=self.report_due,
             storage=storage,
+            max_readers=max_readers,
         )
         begun = time.monotonic()
         self.control_log = ControlLog(self.store, self.notifier.notify)
@@ -111,6 +114,7 @@ class Agent:
             lambda port: f"import/{port}" in self.declarations.by_name,
             self.control_log,
         )
+        state.readers.max_readers = max_readers
         queries = QueryGates(str(pe), self.notifier, self.exports.blocking_readers)
         queries.find_wait_chain = self.exports.wait_chain
         state.peers.find_wait_chains = queries.wait_chains

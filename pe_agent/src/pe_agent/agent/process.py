@@ -38,6 +38,7 @@ from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
 from pe_agent.transport.broker_trust import BrokerTrust, TrustError
 from pe_agent.transport.tokens import Token
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger.planner import MAX_READERS
 from streambroker_core.model import DEFAULT_NAMESPACE, PeKey
 
 log = logging.getLogger("pe_agent")
@@ -46,6 +47,7 @@ ADDRESS_FILE = "agent.json"
 DRIVER_AWAY_SECONDS = 5.0
 SHUTDOWN_SECONDS = 3.0
 STORAGE_VARIABLE = "STREAMBROKER_STORAGE"
+READERS_VARIABLE = "STREAMBROKER_MAX_READERS"
 
 
 class HomeInUseError(StreambrokerError):
@@ -78,6 +80,7 @@ class Settings:
     certificate: AgentCertificate | None
     clients_required: bool
     storage: str | None
+    max_readers: int
 
 
 def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
@@ -151,7 +154,16 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         help="bucket behind the exports: s3://bucket/prefix or file:///shared/directory; default"
         f" ${STORAGE_VARIABLE}, or the data directory alone",
     )
+    parser.add_argument(
+        "--max-readers",
+        type=int,
+        default=os.environ.get(READERS_VARIABLE) or MAX_READERS,
+        help="readers of one export, and of all imports together; default"
+        f" ${READERS_VARIABLE}, or {MAX_READERS:,}",
+    )
     got = parser.parse_args(arguments)
+    if got.max_readers < 1:
+        parser.error(f"--max-readers {got.max_readers}: at least 1 reader has to be allowed")
     if ":" in got.host:
         parser.error(f"--host {got.host}: give a name or an IPv4 address; IPv6 is not supported")
     certificate = agent_tls.resolve_certificate(got.tls_cert, got.tls_key)
@@ -163,6 +175,7 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         hint_port=got.hint_port,
         metrics_port=got.metrics_port,
         storage=got.storage,
+        max_readers=got.max_readers,
         linger=got.linger,
         pe=PeKey.parse(f"{got.namespace}/{got.job}/{got.pe}"),
         # A missing token file does not prevent serving: the last routes still apply.
@@ -226,6 +239,7 @@ class AgentServer:
             broker_status=lambda: {} if self.link is None else self.link.status(),
             listener_status=listener.status,
             storage=storage,
+            max_readers=chosen.max_readers,
             # That of an agent whose disk was lost: queries go on with it.
             token=os.environ.pop(client.FORMER_TOKEN_VARIABLE, ""),
         )

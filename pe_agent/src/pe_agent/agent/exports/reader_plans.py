@@ -12,12 +12,11 @@ from pe_agent.agent.exports.stream.block_reader import ReadRequest
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest
 from pe_agent.agent.exports.stream.row_filter import schema_mismatch
-from pe_agent.log.errors import LogError
-from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.epochs import holes
 from streambroker_core.ledger.losses import MissingRange, find_missing
 from streambroker_core.ledger.offset import column_names
 from streambroker_core.ledger.plan import Plan, PlanRequest
+from streambroker_core.ledger.retention import Reader
 
 log = logging.getLogger("pe_agent")
 
@@ -89,13 +88,7 @@ class ReaderPlans:
         columns: list[str] | None,
         excluded: Collection[str] = (),
     ) -> list[Plan | Exception]:
-        """Plan for several readers, one after the other, and return their plans or errors.
-
-        Their claims are stored in one transaction.
-
-        Raises:
-            BucketError: see :meth:`plan`.
-        """
+        """Plan for several readers in order; their claims are stored in one transaction."""
         outcomes: list[Plan | Exception] = []
         with self._state.lock:
             # No sweep in the transaction: logs are deleted once the store has that.
@@ -109,13 +102,24 @@ class ReaderPlans:
             plans = [one for one in outcomes if isinstance(one, Plan)]
             if plans:
                 self._state.sweep()
-        planned = zip(requests, outcomes, strict=True)
-        new = {r.reader for r, o in planned if isinstance(o, Plan)} - self._stored_readers
-        if new:
-            self._state.save_stored()  # else their claims would end with the agent's disk
-            self._stored_readers |= new
         if any(plan.finished for plan in plans):
             self._state.notify()
+        return self._store_new_readers(requests, outcomes)
+
+    def _store_new_readers(
+        self, requests: Sequence[PlanRequest], outcomes: list[Plan | Exception]
+    ) -> list[Plan | Exception]:
+        """Store new readers, or return the error for them: else claims would end with the disk."""
+        planned = {r.reader for r, o in zip(requests, outcomes, strict=True) if isinstance(o, Plan)}
+        new = planned - self._stored_readers
+        if not new:
+            return outcomes
+        try:
+            self._state.save_stored()
+        except Exception as error:
+            pairs = zip(requests, outcomes, strict=True)
+            return [error if request.reader in new else one for request, one in pairs]
+        self._stored_readers |= new
         return outcomes
 
     def _plan(
@@ -126,7 +130,7 @@ class ReaderPlans:
         excluded: Collection[str],
     ) -> Plan:
         self._ledger.planner.check_call(request)
-        now, before = self._state.clock(), self._planned_ranges(request.reader)
+        now, before = self._state.clock(), _planned_ranges(self._ledger.readers.get(request.reader))
         self._finish_plan(request)
         if excluded:
             limit = self._state.heads() if request.limit is None else request.limit
@@ -134,7 +138,7 @@ class ReaderPlans:
         plan = self._ledger.planner.plan(request, now)
         if plan.routed:
             self._deliveries.begin_plan(request.reader, filter_, columns, plan.planned)
-        self._update_planned_since(request.reader, before)
+        self._note_planned(request.reader, before)
         self._state.save_reader(request.reader)
         return plan
 
@@ -180,14 +184,16 @@ class ReaderPlans:
         """
         with self._state.lock:
             self._ledger.planner.check_call(request)
-            before = self._planned_ranges(request.reader)
+            before = _planned_ranges(self._ledger.readers.get(request.reader))
             self._finish_plan(request)
             self._ledger.planner.register_plan(request, ranges, self._state.clock())
             self._deliveries.begin_plan(request.reader, filter_, columns)
-            self._update_planned_since(request.reader, before)
+            self._note_planned(request.reader, before)
             self._state.save_reader(request.reader)
             missing = self._skipped_epochs(request, ranges)
-            blocks = {s: self._list_blocks(s, *ranges[s], missing.get(s, ())) for s in ranges}
+            blocks = {
+                s: _list_blocks(self._state, s, ranges[s], missing.get(s, ())) for s in ranges
+            }
             order = tuple(s for s in self._ledger.streams if s in ranges)
             control = {s: _epochs_with_control(self.streams.get(s), blocks[s]) for s in ranges}
             in_objects = {s: _epochs_in_objects(self.streams.get(s), blocks[s]) for s in ranges}
@@ -219,22 +225,6 @@ class ReaderPlans:
             delivery.missed = missing
             self._state.save_reader(request.reader)
         return missing
-
-    def _list_blocks(
-        self,
-        stream: str,
-        first: int,
-        next_: int,
-        missing: Collection[MissingRange],
-    ) -> dict[int, list[tuple[int, int]]]:
-        export_stream = self._state.streams.get(stream)
-        manifests = {} if export_stream is None else export_stream.manifests
-        return {
-            n: [(b.rows, b.bytes) for b in manifests[n].blocks]
-            for low, high in holes(((g[0], g[1]) for g in missing), first, next_)
-            for n in self._state.present_epochs(stream, low, high)
-            if n in manifests
-        }
 
     def is_planned_with(self, reader: str, filter_: str | None) -> bool:
         """Return whether the last plan of a reader had this filter."""
@@ -289,20 +279,12 @@ class ReaderPlans:
             delivery.sent_rows += rows
             delivery.sent_bytes += size
 
-    def unreadable_error(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:
-        """Return the error for a reader of a damaged block."""
-        return error
-
-    def _planned_ranges(self, id_: str) -> dict[str, tuple[int, int]]:
-        reader = self._ledger.readers.get(id_)
-        cursors = reader.cursors if reader else {}
-        return {s: c.planned for s, c in cursors.items() if c.planned is not None}
-
-    def _update_planned_since(self, id_: str, previous: Mapping[str, tuple[int, int]]) -> None:
-        delivery, planned = self._deliveries.for_reader(id_), self._planned_ranges(id_)
+    def _note_planned(self, id_: str, before: Mapping[str, tuple[int, int]]) -> None:
+        delivery = self._deliveries.for_reader(id_)
+        planned = _planned_ranges(self._ledger.readers.get(id_))
         if not planned:
             delivery.planned_since = None
-        elif planned != previous or delivery.planned_since is None:
+        elif planned != before or delivery.planned_since is None:
             delivery.planned_since = self._state.clock()
 
     def count_released_plans(self) -> None:
@@ -342,20 +324,38 @@ class ReaderPlans:
     def renew_reader(self, reader: str, import_: str, seconds: float) -> bool:
         """Renew a reader's lease for ``seconds``; return whether it has a plan."""
         with self._state.lock:
-            if not self._belongs_to(reader, import_):
+            if not _belongs_to(self._ledger.readers.get(reader), import_):
                 return False
             self._ledger.claims.renew(reader, self._state.clock() + seconds)
-            return bool(self._planned_ranges(reader))
+            return bool(_planned_ranges(self._ledger.readers[reader]))
 
     def end_reader_lease(self, reader: str, import_: str) -> None:
         """End the lease of a reader whose process has stopped."""
         with self._state.lock:
-            if self._belongs_to(reader, import_):
+            if _belongs_to(self._ledger.readers.get(reader), import_):
                 self._ledger.claims.end_lease(reader, self._state.clock())
 
-    def _belongs_to(self, reader: str, import_: str) -> bool:
-        known = self._ledger.readers.get(reader)
-        return known is not None and known.import_ == import_
+
+def _belongs_to(reader: Reader | None, import_: str) -> bool:
+    return reader is not None and reader.import_ == import_
+
+
+def _planned_ranges(reader: Reader | None) -> dict[str, tuple[int, int]]:
+    cursors = reader.cursors if reader else {}
+    return {s: c.planned for s, c in cursors.items() if c.planned is not None}
+
+
+def _list_blocks(
+    state: ExportState, stream: str, epochs: tuple[int, int], missing: Collection[MissingRange]
+) -> dict[int, list[tuple[int, int]]]:
+    export_stream = state.streams.get(stream)
+    manifests = {} if export_stream is None else export_stream.manifests
+    return {
+        n: [(b.rows, b.bytes) for b in manifests[n].blocks]
+        for low, high in holes(((g[0], g[1]) for g in missing), *epochs)
+        for n in state.present_epochs(stream, low, high)
+        if n in manifests
+    }
 
 
 def _epochs_with_control(stream: ExportStream | None, epochs: Iterable[int]) -> list[int]:

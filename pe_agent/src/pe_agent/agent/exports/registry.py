@@ -17,6 +17,7 @@ from pe_agent.agent.state.store import Store
 from pe_agent.agent.storage.tier import StorageTier
 from pe_agent.log.commit import Committer
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger.planner import MAX_READERS
 from streambroker_core.ledger.retention import BlockingReader, RetentionLimits
 from streambroker_core.model import Archive, Buffer, Export, PeKey, PortKey, port_of
 from streambroker_core.wire.broker.view import ExportPort, View
@@ -47,6 +48,7 @@ class ExportRegistry:
         declarations: Declarations,
         report_due: threading.Event,
         storage: StorageTier | None = None,
+        max_readers: int = MAX_READERS,
     ) -> None:
         """Create without exports; ``report_due`` is set when one ends or resumes."""
         self.reported_ended: frozenset[str] = frozenset()
@@ -58,6 +60,7 @@ class ExportRegistry:
         self._declarations = declarations
         self._report_due = report_due
         self._storage = storage
+        self._max_readers = max_readers
         self._exports: dict[str, AgentExport] = {}
         self._tick_errors: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -93,6 +96,7 @@ class ExportRegistry:
                     notify=partial(self._on_change, key),
                     storage=self._storage,
                 )
+                state.ledger.planner.max_readers = self._max_readers
                 self._exports[key] = AgentExport(state)
                 self.apply_declared_limits(self._exports[key])
             return self._exports[key]

@@ -15,11 +15,9 @@ from pe_agent.agent.imports.receive_counts import ReceiveCounts
 from pe_agent.agent.state.store import Store
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.offset import Loss
-from streambroker_core.ledger.planner import ReadersExceededError
+from streambroker_core.ledger.planner import MAX_READERS, ReadersExceededError
 from streambroker_core.ledger.routes import NotRoutedError
 from streambroker_core.wire.agent_rpc.reader import Busy, ReaderLease
-
-MAX_READERS = 1_000
 
 
 class ReaderInUseError(StreambrokerError):
@@ -129,9 +127,10 @@ def _restore_reader(id_: str, state: Mapping[str, Any]) -> ImportReader:
 
 
 class ImportReaders:
-    """All readers of one PE's imports, and their leases. Thread-safe."""
+    """All readers of one PE's imports, at most ``max_readers``, and their leases. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
+        self.max_readers = MAX_READERS
         self._store = store
         self._lock = threading.Lock()
         self._incarnation = secrets.token_hex(8)
@@ -192,12 +191,13 @@ class ImportReaders:
 
     def _add_reader(self, id_: str, import_: str, now: float) -> ImportReader:
         """Add a reader; at the limit evict the one that has been away longest."""
-        if len(self._readers) >= MAX_READERS:
+        if len(self._readers) >= self.max_readers:
             away = [r for r in self._readers.values() if r.lease_expires <= now]
             if not away:
                 raise ReadersExceededError(
                     f"{len(self._readers):,} readers of this PE's imports are active; cannot add"
-                    f" a reader of {import_}. Stop some, or start the query in another job."
+                    f" a reader of {import_}. Stop some, start the query in another job, or start"
+                    " this job with a larger $STREAMBROKER_MAX_READERS."
                 )
             oldest = min(away, key=lambda r: r.lease_expires)
             del self._readers[oldest.id]

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, ObjectBlock
 from pe_agent.agent.exports.stream.row_filter import compile_cached
-from pe_agent.log.errors import AddressGone, LogCorrupt, LogError
+from pe_agent.log.errors import AddressGone
 from streambroker_core.control.runtime.control_rows import to_batch
 from streambroker_core.control.runtime.packing import SEQ
 from streambroker_core.errors import StreambrokerError
@@ -122,9 +122,6 @@ class Readable(Protocol):
     def count_control(self, reader: str, deliveries: Iterable[str]) -> None:
         """Count sent control tuples."""
 
-    def unreadable_error(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:
-        """Return the error for a reader of a damaged or missing block."""
-
 
 class BlockReader:
     """Reads slices of blocks. One per agent."""
@@ -149,10 +146,7 @@ class BlockReader:
         for epoch, _, _ in read.pieces:
             manifest = _require_planned(export, read, epoch)
             stream = export.streams.get(read.stream)
-            try:
-                placed = stream.read_control(epoch) if stream else []
-            except LogError as error:
-                raise export.unreadable_error(read.stream, epoch, error) from None
+            placed = stream.read_control(epoch) if stream else []
             if manifest.control and len(placed) != manifest.control.head.tuples:
                 raise NotPlannedError(f"epoch {epoch} of stream {read.stream} was removed.")
             export.count_control(read.reader, (one.delivery.value for _, one in placed))
@@ -227,12 +221,10 @@ class BlockReader:
         while True:
             try:
                 return self._read_block(export, read, manifest, index, metadata), manifest
-            except AddressGone as error:
+            except AddressGone:
                 before, manifest = manifest, _require_planned(export, read, manifest.epoch)
                 if manifest == before:
-                    raise export.unreadable_error(read.stream, manifest.epoch, error) from None
-            except LogCorrupt as error:
-                raise export.unreadable_error(read.stream, manifest.epoch, error) from None
+                    raise
 
     def _read_block(
         self,
