@@ -59,6 +59,7 @@ class Bench:
             self.news,
             lambda port: port in self.declared,
         )
+        self.readers = state.readers
         queries = QueryGates(state.pe, self.news, lambda port: self.holders.get(port, []))
         self.host = OffsetPlanner(state, SlicePlanner(state), AvailableNowTarget(state), queries)
 

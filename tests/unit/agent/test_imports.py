@@ -534,9 +534,9 @@ def test_who_refuses_below_the_limit_is_named_with_its_reason(made: Bench, how: 
 
 
 def test_readers_that_have_been_away_longest_are_forgotten_beyond_a_limit(
-    made: Bench, monkeypatch: pytest.MonkeyPatch
+    made: Bench,
 ) -> None:
-    monkeypatch.setattr("pe_agent.agent.imports.readers.MAX_READERS", 3)
+    made.readers.max_readers = 3
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     for number in range(5):
@@ -549,9 +549,9 @@ def test_readers_that_have_been_away_longest_are_forgotten_beyond_a_limit(
 
 
 def test_a_reader_beyond_the_limit_is_refused_while_all_others_live(
-    made: Bench, monkeypatch: pytest.MonkeyPatch
+    made: Bench,
 ) -> None:
-    monkeypatch.setattr("pe_agent.agent.imports.readers.MAX_READERS", 3)
+    made.readers.max_readers = 3
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     for number in range(3):

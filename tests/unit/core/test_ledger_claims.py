@@ -449,7 +449,7 @@ def test_one_reader_too_many_is_refused_by_name_and_nobody_loses_its_claims() ->
         lambda: made.planner.plan(ask(reader="late"), 1),
         lambda: made.planner.register_plan(ask(reader="late"), {"A": (0, 1)}, 1),
     ):
-        with pytest.raises(ReadersExceededError, match="1,000 readers"):
+        with pytest.raises(ReadersExceededError, match=f"{MAX_READERS:,} readers"):
             call()
     assert "late" not in made.readers
     assert len(made.readers) == MAX_READERS

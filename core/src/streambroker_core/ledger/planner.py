@@ -209,11 +209,8 @@ class Planner:
         """Forget the reader without claims that is away longest, if all places are taken."""
         if len(self._readers) < self.max_readers:
             return
-        idle = [
-            r
-            for r in self._readers.values()
-            if r.lease_expires < now and not self._claims.can_hold(r, now)
-        ]
+        away = (r for r in self._readers.values() if r.lease_expires < now)
+        idle = [r for r in away if not self._claims.can_hold(r, now)]
         if not idle:
             raise ReadersExceededError(
                 f"{len(self._readers):,} readers are active or hold epochs of this export; cannot"
