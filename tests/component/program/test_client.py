@@ -286,11 +286,10 @@ def test_a_wrong_batch_number_or_column_is_refused(trades: sb.Writer) -> None:
         with pytest.raises(sb.ArgumentError, match="batch is"):
             trades.publish(wrong, rows(0, 1))  # type: ignore[arg-type]
     trades.publish(0, rows(0, 1))
-    with (
-        sb.read("feed/0/trades", columns=["n", "nosuch"]) as reader,
-        pytest.raises(sb.ArgumentError, match="'nosuch' is not in the schema; it has n, name"),
-    ):
-        next(reader)
+    with sb.read("feed/0/trades", columns=["n", "nosuch"]) as reader:
+        for _ in range(2):  # the second call does not look like the end of the stream
+            with pytest.raises(sb.ArgumentError, match="'nosuch' is not in the schema; it has n"):
+                next(reader)
 
 
 def test_rows_of_a_killed_writer_are_served_until_its_agent_has_lingered(

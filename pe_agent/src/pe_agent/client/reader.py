@@ -208,13 +208,19 @@ class Reader:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        """Return the next record batch, never an empty one.
+        """Return the next record batch, never an empty one. After an error it may be called again.
 
         Raises:
             AgentUnreachableError: an agent did not answer for a minute.
             AgentRefusedError: ``DataLoss`` for a reader with a position; other refusals.
         """
-        return next(self._rows)
+        try:
+            return next(self._rows)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._rows = self._read()  # the next call goes on behind the last batch
+            raise
 
     def close(self) -> None:
         """End the agent, and delete the Import of a reader without a position."""
@@ -254,9 +260,10 @@ class Reader:
             if skip < number:
                 reader = BlockReader(None, RECONNECT_SECONDS, lambda: self._port.agent)
                 for batch, _ in reader.read({**ticket, "query": None}, skip):
+                    unified = self._unify(batch)
                     state.blocks += 1
-                    if batch.num_rows:
-                        yield self._unify(batch)
+                    if unified.num_rows:
+                        yield unified
             before += number
             state.blocks = max(state.blocks, before)
 
