@@ -225,11 +225,12 @@ class Claims:
 
     def reads_stream(self, reader: Reader, stream: Stream) -> bool:
         """Return whether the reader began with this stream or a predecessor of it."""
-        known = next((name for name in self.streams if name in reader.cursors), None)
-        if known is None:
-            return reader.opened
-        names = list(self.streams)
-        return names.index(stream.id) >= names.index(known)
+        for name in self.streams:
+            if name in reader.cursors:
+                return True
+            if name == stream.id:
+                break
+        return reader.opened and not any(name in reader.cursors for name in self.streams)
 
     def is_unread(self, stream: str) -> bool:
         """Return whether a reader has not reached the end of a stream, removed epochs included.

@@ -26,6 +26,10 @@ from streambroker_core.model import Durability
 
 SEGMENT_BYTES = 64 << 20
 _SAVE_PUBLISHER = "INSERT OR REPLACE INTO publishers VALUES (?, ?)"
+_SAVE_READER = (
+    "INSERT INTO readers VALUES (?, ?, ?) ON CONFLICT (export, id) DO UPDATE"
+    " SET state = excluded.state"
+)
 
 _STARTED = time.time() - time.monotonic()
 
@@ -179,9 +183,7 @@ class ExportState:
             ]
             for s in self.ledger.streams.values()
         }
-        self.store.write(
-            "INSERT OR REPLACE INTO readers VALUES (?, ?, ?)", self.key, id_, json.dumps(state)
-        )
+        self.store.write(_SAVE_READER, self.key, id_, json.dumps(state))
 
     def save_publisher(self, *, lease_released: bool = False, durable: bool = False) -> None:
         """Store the publisher; ``durable`` survives a power failure."""
