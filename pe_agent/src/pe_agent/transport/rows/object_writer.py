@@ -13,12 +13,19 @@ import pyarrow as pa
 from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from pe_agent.transport.object_transfer import ObjectTransferError, put_object
+from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire.agent_rpc.publisher import PublisherUpload, UploadTarget
 
 MIN_BYTES = 8 << 20
 """A task with fewer bytes sends them to the agent: small objects cost more than they help."""
 OBJECT_BYTES = 32 << 20
 """Bytes from which an object is full; so many are in memory."""
+
+
+class RowsUnfitError(StreambrokerError):
+    """Rows do not have the columns of the stream that they are written to."""
+
+    code = "SchemaMismatch"
 
 
 class ObjectWriter:
@@ -49,11 +56,12 @@ class ObjectWriter:
         Raises:
             AgentRefusedError: the batch is no longer admitted.
             AgentUnreachableError, ObjectTransferError: agent or bucket were away for too long.
+            RowsUnfitError: the rows have other columns than the stream.
         """
         if not batch.num_rows:
             return
         if batch.schema != self._schema:
-            batch = batch.cast(self._schema)
+            batch = _fitting(batch, self._schema)
         payload = batch.serialize()
         self._payloads.append(payload)
         self._blocks.append((payload.size, batch.num_rows, zlib.crc32(payload)))
@@ -91,3 +99,24 @@ class ObjectWriter:
         self._objects[self._target.key] = self._blocks
         self._request = replace(self._request, key=None)
         self._target, self._payloads, self._blocks = None, [], []
+
+
+def _fitting(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows with the types of a stream's columns; raise RowsUnfitError naming a column."""
+    reason = None
+    if batch.schema.names != schema.names:
+        differing = sorted({*batch.schema.names} ^ {*schema.names}) or batch.schema.names
+        reason = f"only one of the two has {differing}, or the order differs"
+    else:
+        for name in schema.names:
+            try:
+                batch.column(name).cast(schema.field(name).type)
+            except pa.ArrowException as error:
+                reason = f"column {name!r}: {error}"
+                break
+    if reason is not None:
+        raise RowsUnfitError(
+            f"The rows do not fit the export's stream: {reason}. The stream has {schema.names}."
+            " Give the query these columns, or restart it: another schema begins a new stream."
+        )
+    return batch.cast(schema)
