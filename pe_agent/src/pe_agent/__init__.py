@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from importlib.machinery import ModuleSpec
@@ -45,10 +43,10 @@ def _start(
     job: str,
     broker: str | None = None,
     application: str | None = None,
-    scope: str = DEFAULT_SCOPE,
+    scope: str = "Default",
     pe: int = 0,
     agents: int | Sequence[tuple[str, str]] = 1,
-    namespace: str = DEFAULT_NAMESPACE,
+    namespace: str = "default",
     data_dir: str | Path | None = None,
     linger: float = 60.0,
     host: str = "127.0.0.1",
