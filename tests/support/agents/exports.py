@@ -56,6 +56,16 @@ def rows(first: int, count: int, size: int = 5) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
 
 
+def plan_one(
+    export: AgentExport, request: PlanRequest, *, filter_: str | None, columns: list[str] | None
+) -> Plan:
+    """Plan for one reader; raise its error."""
+    (plan,) = export.plans.plan_all([request], filter_=filter_, columns=columns)
+    if isinstance(plan, Exception):
+        raise plan
+    return plan
+
+
 @dataclass
 class Bench:
     """A hosted export and what it stands on."""
@@ -138,7 +148,7 @@ class Bench:
     ) -> Plan:
         more |= {"positions": positions or {}, "has_opened": positions is not None}
         ask = PlanRequest(**{**READER, **more})
-        return self.export.plans.plan(ask, filter_=filter_, columns=columns)
+        return plan_one(self.export, ask, filter_=filter_, columns=columns)
 
     def replan(
         self,

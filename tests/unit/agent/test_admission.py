@@ -11,7 +11,7 @@ from pe_agent.agent.exports.backpressure import SELF_WAIT_SECONDS, SelfWaitError
 from pe_agent.agent.exports.stream.block_reader import ReadRequest
 from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.ledger.wait_chains import RING_SECONDS
-from support.agents.exports import Bench, bench, rows
+from support.agents.exports import Bench, bench, plan_one, rows
 
 OWN = "default/feed/0/back"
 OTHER = "default/alerts/0/trades"
@@ -37,7 +37,7 @@ def plan(made: Bench, reader: str, import_: str, next_: int | None = None) -> No
         has_opened=next_ is not None,
         lease=1000,
     )
-    made.export.plans.plan(ask, filter_=None, columns=None)
+    plan_one(made.export, ask, filter_=None, columns=None)
 
 
 def read(made: Bench, reader: str, query: str, epoch: int = 0) -> None:

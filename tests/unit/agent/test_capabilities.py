@@ -31,6 +31,7 @@ from streambroker_core.wire.broker.view import (
     encode,
     with_version,
 )
+from support.agents.exports import plan_one
 
 EXPORT, IMPORT = "default/feed/0/trades", "default/alerts/0/trades"
 KEY = b"k" * 32
@@ -114,7 +115,7 @@ def test_a_known_reader_shows_a_capability_or_its_pass_and_its_id_alone_is_nothi
     export = feed.exports.get(EXPORT)
     asked: dict[str, Any] = {"export": EXPORT, "import": IMPORT, "reader": "known"}
     ask = PlanRequest(reader="known", import_=IMPORT, policy="wait", start="latest", positions={})
-    export.plans.plan(ask, filter_=None, columns=None)
+    plan_one(export, ask, filter_=None, columns=None)
     own = {"pass": PeerAccess(feed).pass_for(EXPORT, IMPORT, "known")}
     others = {"pass": PeerAccess(feed).pass_for(EXPORT, IMPORT, "other")}
     for shown in (None, token(None) + "x"):

@@ -13,7 +13,7 @@ from pe_agent.agent.agent import Agent
 from pe_agent.agent.state.store import StoreError
 from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.model import PeKey
-from support.agents.exports import DDL, rows
+from support.agents.exports import DDL, plan_one, rows
 
 PE = PeKey.parse("default/feed/0")
 KEY = f"{PE}/trades"
@@ -47,7 +47,7 @@ def home(tmp_path: Path) -> Path:
     ask = PlanRequest(
         reader="reader", import_=IMPORT, policy="wait", start="earliest", positions={}
     )
-    export.plans.plan(ask, filter_=None, columns=None)
+    plan_one(export, ask, filter_=None, columns=None)
     hosts.store.set("key", "aa" * 32)
     hosts.store.write("INSERT INTO own_readers VALUES ('own', ?)", '{"import": "i", "homes": {}}')
     closed(hosts)

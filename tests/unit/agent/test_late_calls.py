@@ -15,6 +15,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.planner import OvertakenError
 from streambroker_core.wire.agent_rpc.codec import to_json
 from support.agents import exports, imports
+from support.agents.exports import plan_one
 from support.agents.imports import A, away
 from support.agents.rpc import parse_plan_request
 
@@ -40,9 +41,7 @@ class Both:
 
     def _plan(self, body: Body) -> Body:
         ask = parse_plan_request(body, "peer.plan", policy="wait", granted=True)
-        found = self.exporter.export.plans.plan(
-            ask, filter_=body["filter"], columns=body["columns"]
-        )
+        found = plan_one(self.exporter.export, ask, filter_=body["filter"], columns=body["columns"])
         return dict(to_json(to_response(found)))
 
     def _replan(self, body: Body) -> Body:

@@ -25,7 +25,7 @@ from streambroker_core.wire.agent_rpc.peer import (
     PlanResult,
     PlansMade,
 )
-from support.agents.exports import IMPORT, Bench, rows
+from support.agents.exports import IMPORT, Bench, plan_one, rows
 from support.processes.waiting import until
 
 AT = "grpc+tcp://exporter:1"
@@ -180,7 +180,7 @@ def _ledger_requests(stream: str, drawn: list[tuple[Any, ...]]) -> list[PlanRequ
 
 def _plan_single(bench: Bench, request: PlanRequest) -> Plan | StreambrokerError:
     try:
-        return bench.export.plans.plan(request, filter_=None, columns=None)
+        return plan_one(bench.export, request, filter_=None, columns=None)
     except StreambrokerError as error:
         return error
 

@@ -18,7 +18,7 @@ from streambroker_core.ledger.retention import RetentionLimits
 from streambroker_core.ledger.routes import NotRoutedError
 from streambroker_core.model import Buffer, PeKey
 from streambroker_core.wire.broker.view import ExportPort, View, with_version
-from support.agents.exports import DDL, IMPORT, SCHEMA, Bench, bench, rows
+from support.agents.exports import DDL, IMPORT, SCHEMA, Bench, bench, plan_one, rows
 
 FEED = PeKey.parse("default/feed/0")
 
@@ -123,13 +123,13 @@ def test_a_reader_of_an_export_without_rows_holds_its_first_epochs_after_a_resta
         reader="reader", import_=IMPORT, policy="wait", start="latest", positions={}
     )
     hosts, export = opened(tmp_path)
-    export.plans.plan(asked, filter_=None, columns=None)
+    plan_one(export, asked, filter_=None, columns=None)
     hosts.close()
 
     hosts, export = opened(tmp_path)
     publish(export, 0, 1)
     export.set_limits(RetentionLimits(max_bytes=1))
-    (planned,) = export.plans.plan(asked, filter_=None, columns=None).planned
+    (planned,) = plan_one(export, asked, filter_=None, columns=None).planned
     assert (planned.from_, planned.next) == (0, 2)
     hosts.close()
 

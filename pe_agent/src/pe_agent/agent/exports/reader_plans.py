@@ -59,27 +59,6 @@ class ReaderPlans:
         """Return the streams of the export's log, by id."""
         return self._state.streams
 
-    def plan(
-        self,
-        request: PlanRequest,
-        *,
-        filter_: str | None,
-        columns: list[str] | None,
-        excluded: Collection[str] = (),
-    ) -> Plan:
-        """Acknowledge a reader's position, pin its next epochs, and record filter and columns.
-
-        Streams in ``excluded`` are not planned; see :meth:`schema_mismatches`.
-
-        Raises:
-            OvertakenError, DataLossError, ReadersExceededError, RevokedError: see core's ledger.
-            BucketError: the reader is new, and the object storage of a ``stored`` export is away.
-        """
-        (plan,) = self.plan_all([request], filter_=filter_, columns=columns, excluded=excluded)
-        if isinstance(plan, Exception):
-            raise plan
-        return plan
-
     def plan_all(
         self,
         requests: Sequence[PlanRequest],
@@ -88,7 +67,16 @@ class ReaderPlans:
         columns: list[str] | None,
         excluded: Collection[str] = (),
     ) -> list[Plan | Exception]:
-        """Plan for several readers in order; their claims are stored in one transaction."""
+        """Acknowledge readers' positions, pin their next epochs, and record filter and columns.
+
+        They are handled in order, and their claims are stored in one transaction. Streams in
+        ``excluded`` are not planned; see :meth:`schema_mismatches`.
+
+        Returns:
+            For each request the plan or an error: OvertakenError, DataLossError,
+            ReadersExceededError, RevokedError (see core's ledger); BucketError if the reader is
+            new and the object storage of a ``stored`` export is away.
+        """
         outcomes: list[Plan | Exception] = []
         with self._state.lock:
             # No sweep in the transaction: logs are deleted once the store has that.
