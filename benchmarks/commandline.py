@@ -39,6 +39,7 @@ NAMES = (
     "object_storage",
     "explain",
     "console_page",
+    "console_many",
     "control",
     "micro_batch",
     "aligned",

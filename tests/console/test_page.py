@@ -89,22 +89,27 @@ def test_applications_fold_into_groups_and_open(console: Console, broker: Runnin
     expect(console.job("Trading")).to_be_visible()
 
 
+def places(console: Console, count: int) -> Any:
+    """Return where the jobs are drawn, once so many are: the drawing follows the text."""
+    canvas = console.page.get_by_test_id("canvas").element_handle()
+    drawn = "([box, count]) => Object.keys(box.places()).length === count"
+    console.page.wait_for_function(drawn, arg=[canvas, count])
+    return canvas.evaluate("box => box.places()")
+
+
 def test_routes_appear_and_disappear_while_one_looks_and_nothing_else_moves(
     console: Console, broker: RunningBroker
 ) -> None:
-    def places() -> Any:
-        return console.page.get_by_test_id("canvas").evaluate("box => box.places()")
-
     expect(console.page.get_by_text("5 jobs, 1 route")).to_be_visible()
-    before = places()
+    before = places(console, 5)
     broker.apply([import_of("late")])
     expect(console.page.get_by_text("6 jobs, 3 routes")).to_be_visible()
-    during = places()
+    during = places(console, 6)
     broker.change("DELETE", "/job/late/pe/0/import/in")
     expect(console.page.get_by_text("5 jobs, 1 route")).to_be_visible()
 
     assert {name: during[name] for name in before} == before
-    assert places() == before
+    assert places(console, 5) == before
 
 
 def test_a_subscription_is_changed_after_its_forecast_is_shown(

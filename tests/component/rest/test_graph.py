@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from streambroker_core import graph
+from streambroker_operator.rest.console import graph as console_graph
 from streambroker_operator.runtime.history import MAX_ENTRIES
 from support.brokers.brokers import EXPORT, IMPORT, Rest, bearer
 
@@ -84,6 +85,31 @@ async def test_a_graph_is_built_again_only_after_a_change(
     await pair("GET", "/graph")
 
     assert built == ["default", "*", "default"]
+
+
+async def test_equal_requests_share_an_answer_for_a_moment(
+    pair: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    answer = graph.answer
+
+    def counted(jobs: graph.JobGraph, question: graph.Question) -> graph.Answer:
+        asked.append(question.limit)
+        return answer(jobs, question)
+
+    monkeypatch.setattr(graph, "answer", counted)
+    monkeypatch.setattr(console_graph, "ANSWER_TTL_S", 3600.0)
+    for _ in range(3):
+        await pair("GET", "/graph?limit=7")
+    await pair("GET", "/graph?limit=8")
+    assert asked == [7, 8]
+    await pair("PUT", ALERTS + "/filter", {"filter": "price > 20.0"})
+    changed = (await pair("GET", "/graph?limit=7")).body
+    assert changed["edges"][0]["list"][0]["filter"] == "price > 20.0"
+
+    monkeypatch.setattr(console_graph, "ANSWER_TTL_S", 0.0)
+    await pair("GET", "/graph?limit=7")
+    assert asked == [7, 8, 7, 7]
 
 
 async def test_a_graph_is_never_larger_than_its_limit(rest: Rest) -> None:

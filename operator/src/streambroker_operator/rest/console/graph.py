@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,13 +18,17 @@ from streambroker_operator.rest.agents.reports import REPORTS, AgentReports, top
 from streambroker_operator.rest.guard.rate_limits import caller_name
 from streambroker_operator.rest.http import requests
 from streambroker_operator.rest.http.paths import GRAPH
-from streambroker_operator.rest.http.responses import long_answer
+from streambroker_operator.rest.http.responses import encode_long
 from streambroker_operator.rest.lists.list_cache import CACHE_TTL_S, LIST_CACHES, ListCaches
 from streambroker_operator.runtime.bodies import route_body
 from streambroker_operator.runtime.runtime import Runtime
 
 MAX_GRAPHS = 16
 """Maximum number of namespaces whose graphs are kept."""
+MAX_ANSWERS = 32
+"""Maximum number of answers that are kept, each of some 0.5 MB at most."""
+ANSWER_TTL_S = 2.0
+"""Time for which equal requests get the same answer while the board is unchanged."""
 MAX_LISTED = 10
 """Maximum number of routes that are listed of one edge."""
 MAX_PORTS = 20
@@ -36,13 +41,17 @@ routes = web.RouteTableDef()
 
 
 class JobGraphs:
-    """Graphs of namespaces; built again only after the board has changed."""
+    """Graphs of namespaces, and answers; built again only after the board has changed.
+
+    Many open pages make the same request, and only the rates of an answer change by themselves.
+    """
 
     def __init__(self, runtime: Runtime, caches: ListCaches) -> None:
         self._runtime = runtime
         self._caches = caches
         self._change = -1
         self._graphs: dict[str, graph.JobGraph] = {}
+        self._answers: dict[tuple[str, str], tuple[float, bytes]] = {}
         self._end: asyncio.TimerHandle | None = None
 
     async def get_current(self, namespace: str, caller: str) -> tuple[graph.JobGraph, str]:
@@ -58,6 +67,7 @@ class JobGraphs:
         if cached.change != self._change:
             self._change = cached.change
             self._graphs.clear()
+            self._answers.clear()
         found = self._graphs.get(namespace)
         if found is None:
             board = self._runtime.board
@@ -72,6 +82,19 @@ class JobGraphs:
                 self._graphs[namespace] = found
         return found, f"{self._runtime.change_log.session}.{cached.change}"
 
+    def find_answer(self, key: tuple[str, str], now: float) -> bytes | None:
+        """Return the answer to an equal request, if it is recent; `now` is monotonic."""
+        made, body = self._answers.get(key, (-math.inf, b""))
+        return body if now < made + ANSWER_TTL_S else None
+
+    def keep_answer(self, key: tuple[str, str], version: str, now: float, body: bytes) -> None:
+        """Keep an answer, unless the board has changed meanwhile."""
+        if version != f"{self._runtime.change_log.session}.{self._change}":
+            return
+        self._answers = {k: a for k, a in self._answers.items() if now < a[0] + ANSWER_TTL_S}
+        if len(self._answers) < MAX_ANSWERS:
+            self._answers[key] = now, body
+
 
 JOB_GRAPHS = web.AppKey("job graphs", JobGraphs)
 
@@ -84,16 +107,21 @@ async def get_graph(request: web.Request) -> web.Response:
     jobs, version = await request.app[JOB_GRAPHS].get_current(namespace, caller)
     if question.focus is not None and question.focus not in jobs.jobs:
         raise RequestError(404, "UnknownJob", f"There is no job {question.focus}.")
+    key, graphs = (namespace, request.query_string), request.app[JOB_GRAPHS]
     async with request.app[LIST_CACHES].routes.queue.turn(caller):
         now = time.monotonic()
         agent_reports = request.app[REPORTS].snapshot(now)
+        known = graphs.find_answer(key, now)
 
-        def answer() -> web.Response:
+        def answer() -> bytes:
             found = graph.answer(jobs, question)
             body = _body(found, agent_reports, now)
-            return long_answer({**body, "version": version, "limit": question.limit})
+            return encode_long({**body, "version": version, "limit": question.limit})
 
-        return await asyncio.to_thread(answer)
+        if known is None:
+            known = await asyncio.to_thread(answer)
+            graphs.keep_answer(key, version, now, known)
+    return web.Response(body=known, content_type="application/json")
 
 
 def _read_question(request: web.Request) -> graph.Question:

@@ -29,15 +29,20 @@ def json_answer(
 
 
 def long_answer(body: Mapping[str, Any]) -> web.Response:
-    """Return a response with canonical JSON, for long lists that are encoded in a thread.
+    """Return a response with canonical JSON, for long lists that are encoded in a thread."""
+    return web.Response(body=encode_long(body), content_type="application/json")
+
+
+def encode_long(body: Mapping[str, Any]) -> bytes:
+    """Return canonical JSON.
 
     Items are encoded one by one, because a single call would block the event loop.
     """
-    members = [canonical(name) + b":" + _encode_long(body[name]) for name in sorted(body)]
-    return web.Response(body=b"{" + b",".join(members) + b"}", content_type="application/json")
+    members = [canonical(name) + b":" + _encode_member(body[name]) for name in sorted(body)]
+    return b"{" + b",".join(members) + b"}"
 
 
-def _encode_long(value: Any) -> bytes:
+def _encode_member(value: Any) -> bytes:
     if not isinstance(value, list):
         return canonical(value)
     return b"[" + b",".join([canonical(item) for item in value]) + b"]"
