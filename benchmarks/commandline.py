@@ -40,6 +40,7 @@ NAMES = (
     "explain",
     "console_page",
     "console_many",
+    "peek_follow",
     "control",
     "micro_batch",
     "aligned",
