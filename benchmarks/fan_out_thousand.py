@@ -14,7 +14,7 @@ from measure import Figures, Settings
 from processes import ANSWER, Agent, Broker, Child, Family
 
 PURPOSE = "a publish with 1,000 and 4,000 readers of one stream: processor and memory of the agent"
-READERS = (1_000,)
+READERS = (1_000, 4_000)
 AGENTS = 4
 """Agents that import; each has a quarter of the readers."""
 ROWS = 100
