@@ -73,6 +73,7 @@ test: $(READY) ## checks and all but slow tests; those on an API server only if 
 .PHONY: test-all
 test-all: $(READY) kube-assets storage-server ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test SELECTED="not long and not node"
+	$(MAKE) --no-print-directory test-console
 
 .PHONY: test-console
 test-console: $(VENV)/.browser $(PAGE) ## the page in Debian's Chromium, against real brokers
@@ -85,7 +86,8 @@ screenshots: $(VENV)/.browser $(PAGE) ## write docs/images/console-*.png
 $(VENV)/.browser: $(READY) requirements/console.txt
 	$(BIN)/python requirements/install.py requirements/console.txt
 	@command -v chromium > /dev/null || { test "$$(id -u)" = 0 || { echo "install chromium: apt-get install --no-install-recommends chromium"; exit 1; }; \
-	  apt-get update --quiet && apt-get install --yes --no-install-recommends chromium; }
+	  apt-get update --quiet -o Acquire::Retries=5 \
+	  && apt-get install --yes --no-install-recommends -o Acquire::Retries=5 chromium; }
 	@touch $@
 
 .PHONY: test-long
