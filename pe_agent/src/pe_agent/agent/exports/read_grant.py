@@ -18,6 +18,7 @@ import hmac
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from streambroker_core.errors import StreambrokerError
@@ -26,6 +27,9 @@ from streambroker_core.wire.encoding.canonical import canonical
 
 if TYPE_CHECKING:
     from pe_agent.agent.exports.stream.block_reader import ReadRequest
+
+MAX_PASSES = 16_384
+"""Passes that a process remembers: each plan of a reader needs its own."""
 
 
 class GrantError(StreambrokerError):
@@ -72,6 +76,7 @@ def check(token: str, ticket: Mapping[str, Any], read: ReadRequest) -> None:
             )
 
 
+@lru_cache(maxsize=MAX_PASSES)
 def pass_for(token: str, export: str, import_: str, reader: str) -> str:
     """Return the pass of a reader of an export; stable while the agent keeps its token."""
     text = canonical({"export": export, "import": import_, "reader": reader})

@@ -101,7 +101,10 @@ class DeliveryCounts:
 
     def for_reader(self, reader: str) -> ReaderDelivery:
         """Return a reader's counts, created if missing."""
-        return self._by_reader.setdefault(reader, ReaderDelivery())
+        found = self._by_reader.get(reader)
+        if found is None:
+            found = self._by_reader[reader] = ReaderDelivery()
+        return found
 
     def forget(self, reader: str) -> None:
         """Remove an evicted reader."""
