@@ -38,6 +38,12 @@ def numbers(reader: sb.Reader) -> list[int]:
     return [n for batch in reader for n in batch.column("n").to_pylist()]
 
 
+def kill_agent(folder: Path, job: str) -> None:
+    address = read_address(folder / "home" / job / "0")
+    assert address is not None
+    os.kill(address["pid"], signal.SIGKILL)
+
+
 @pytest.fixture
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerClient]:
     """A broker, the address of which is in the environment."""
@@ -257,9 +263,7 @@ def test_a_reader_goes_on_when_its_agent_was_killed(trades: sb.Writer, tmp_path:
     trades.publish(0, rows(0, 10))
     with sb.read("feed/0/trades", job="sums", position={}) as reader:
         next(reader)
-        address = read_address(tmp_path / "home" / "sums" / "0")
-        assert address is not None
-        os.kill(address["pid"], signal.SIGKILL)
+        kill_agent(tmp_path, "sums")
         trades.publish(1, rows(10, 10))
         assert next(reader).column("n").to_pylist() == list(range(10, 20))
 
@@ -292,12 +296,11 @@ def test_a_wrong_batch_number_or_column_is_refused(trades: sb.Writer) -> None:
                 next(reader)
 
 
-def test_rows_of_a_killed_writer_are_served_until_its_agent_has_lingered(
-    broker: BrokerClient,
-) -> None:
+@pytest.mark.usefixtures("broker")
+def test_rows_are_served_after_the_writer_was_closed(tmp_path: Path) -> None:
     with sb.writer("trades", SCHEMA, job="feed", properties={"kind": "trade"}) as writer:
         writer.publish(0, rows(0, 10))
         writer.finish()
     with sb.read("feed/0/trades", start="earliest", stop_at_end=True) as reader:
         assert numbers(reader) == list(range(10))
-    until(lambda: not items(broker, "imports"), SECONDS, "no import")
+    kill_agent(tmp_path, "feed")
