@@ -38,10 +38,6 @@ STOP_SECONDS = 10.0
 KEEP_ALIVE_JOIN_SECONDS = 5.0
 
 
-_lingering: list[subprocess.Popen[bytes]] = []
-"""Agents that go on serving; without a reference Python would warn that they still run."""
-
-
 class AgentFailedError(StreambrokerError):
     """The agent process did not start; the message has the last line of its log."""
 
@@ -272,7 +268,7 @@ class AgentProcess:
             if end_agent:
                 self._end_agent()
             elif self._process is not None:
-                _lingering.append(self._process)
+                self._process.returncode = 0  # it goes on: Python must not warn that it runs
         finally:
             if self._log_forwarder is not None:
                 self._log_forwarder.close()
