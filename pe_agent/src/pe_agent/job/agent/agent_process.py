@@ -269,6 +269,7 @@ class AgentProcess:
                 self._end_agent()
             elif self._process is not None:
                 self._process.returncode = 0  # it goes on: Python must not warn that it runs
+                self._process = None
         finally:
             if self._log_forwarder is not None:
                 self._log_forwarder.close()
