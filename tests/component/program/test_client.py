@@ -22,6 +22,7 @@ from pe_agent.agent.process import read_address
 from pe_agent.transport.broker_client import BrokerClient, UnknownPortError
 from streambroker_core.errors import SchemaError
 from support.brokers.brokers import BrokerProcess
+from support.processes.certificates import AGENT, Authority
 from support.processes.ports import free_port
 from support.processes.waiting import until
 
@@ -304,3 +305,17 @@ def test_rows_are_served_after_the_writer_was_closed(tmp_path: Path) -> None:
     with sb.read("feed/0/trades", start="earliest", stop_at_end=True) as reader:
         assert numbers(reader) == list(range(10))
     kill_agent(tmp_path, "feed")
+
+
+@pytest.mark.usefixtures("broker")
+def test_agents_with_certificates_are_called_with_the_programs_own(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "tls", "agents", AGENT)
+    tls = sb.AgentTls(
+        certificate=authority.certificate, key=authority.key, ca=authority.ca, clients="required"
+    )
+    agent = sb.AgentOptions(tls=tls)
+    with sb.writer("trades", SCHEMA, job="feed", stream_id="t", linger=0, agent=agent) as writer:
+        writer.publish(0, rows(0, 10))
+        writer.finish()
+        with sb.read("feed/0/trades", start="earliest", stop_at_end=True, agent=agent) as reader:
+            assert numbers(reader) == list(range(10))

@@ -18,6 +18,7 @@ from typing import Any
 from pe_agent.job.agent.agent_start import AgentSettings, StartedAgent
 from pe_agent.job.arguments import seconds
 from pe_agent.transport.agent_client import AgentClient, send
+from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.broker_client import (
     BrokerClient,
     BrokerUnavailableError,
@@ -74,6 +75,11 @@ class AgentPort:
     def agent(self) -> AgentClient:
         """The client of the agent; a restart of the agent replaces it."""
         return self._started.process.client
+
+    @property
+    def trust(self) -> AgentTrust:
+        """TLS trust for the own agent and those of exporters."""
+        return self._started.process.trust
 
     def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
         """Perform an action of the agent; see `AgentClient.call`."""

@@ -197,6 +197,7 @@ class Reader:
         self._ddl: str | None = None
         self._schema: pa.Schema | None = None
         self._lease: Lease | None = None
+        self._blocks = BlockReader(port.trust, RECONNECT_SECONDS, lambda: port.agent)
         self._rows = self._read()
 
     @property
@@ -258,8 +259,7 @@ class Reader:
             if self._export not in (None, ticket["export"]):
                 skip = number
             if skip < number:
-                reader = BlockReader(None, RECONNECT_SECONDS, lambda: self._port.agent)
-                for batch, _ in reader.read({**ticket, "query": None}, skip):
+                for batch, _ in self._blocks.read({**ticket, "query": None}, skip):
                     unified = self._unify(batch)
                     state.blocks += 1
                     if unified.num_rows:
