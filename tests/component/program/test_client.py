@@ -161,7 +161,8 @@ db = sqlite3.connect(sys.argv[1], isolation_level=None)
 schema = pa.schema([("n", pa.int64()), ("name", pa.string())])
 first = db.execute("SELECT position FROM state").fetchone()[0]
 with sb.writer("trades", schema, job="feed", properties={"kind": "trade"}) as out:
-    for batch in range(int(first), 40):
+    for batch in range(int(first), 60):
+        sys.stdin.readline()
         rows = {"n": range(100 * batch, 100 * batch + 100), "name": ["x" * 50] * 100}
         out.publish(batch, pa.table({k: list(v) for k, v in rows.items()}, schema=schema))
         print("batch", flush=True)
@@ -170,6 +171,8 @@ with sb.writer("trades", schema, job="feed", properties={"kind": "trade"}) as ou
     print("end", flush=True)
     sys.stdin.read()
 """
+ROUNDS, SENT, SEEN, READ = 4, 10, 7, 4
+"""The writer publishes a batch for each line, and is killed while it publishes the last ones."""
 
 
 class Program:
@@ -189,6 +192,12 @@ class Program:
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
+    def send(self, lines: int) -> None:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n" * lines)
+        self.process.stdin.flush()
+
     def lines(self, count: int) -> list[str]:
         """Return that many lines, fewer after the last one, ``end``."""
         assert self.process is not None
@@ -201,9 +210,10 @@ class Program:
         return found
 
     def kill(self) -> None:
-        assert self.process is not None
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.communicate()
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
 
     def rows(self) -> Counter[int]:
         with closing(sqlite3.connect(self.database)) as db:
@@ -215,20 +225,24 @@ def test_each_row_comes_once_although_reader_and_writer_are_killed(
 ) -> None:
     writer = Program(_WRITER, tmp_path / "writer.db", "0")
     reader = Program(_READER, tmp_path / "reader.db", "{}")
-    for _ in range(4):
+    try:
+        for _ in range(ROUNDS):
+            writer.start()
+            writer.send(SENT)
+            writer.lines(SEEN)
+            reader.start()
+            assert reader.lines(READ) == ["batch"] * READ
+            writer.kill()
+            reader.kill()
         writer.start()
-        writer.lines(7)
+        writer.send(60)
+        assert writer.lines(100)[-1] == "end"
         reader.start()
-        assert reader.lines(4) == ["batch"] * 4
+        assert reader.lines(100)[-1] == "end"
+    finally:
         writer.kill()
         reader.kill()
-    writer.start()
-    assert writer.lines(100)[-1] == "end"
-    reader.start()
-    assert reader.lines(100)[-1] == "end"
-    writer.kill()
-    reader.kill()
-    assert reader.rows() == Counter(range(4000))
+    assert reader.rows() == Counter(range(6000))
 
 
 def test_a_batch_is_published_once(trades: sb.Writer) -> None:
