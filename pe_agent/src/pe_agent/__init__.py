@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from pe_agent.pe import PE
+    from pe_agent.pe import PE as PE
 
 _DEPRECATED = {
     "Failure": "pe_agent.spark.query_failure",

@@ -149,7 +149,8 @@ def alerts(spark: SparkSession, folder: Path, broker: str, store: TableStore) ->
 def start(spark: SparkSession, folder: Path, broker: str, job: str) -> pe_agent.PE:
     """Start the PE of a job, on the folder that it had before."""
     home = folder / f"home-{job}"
-    return pe_agent.start(spark, job=job, data_dir=home, broker=broker, linger=LINGER)
+    pe: pe_agent.PE = pe_agent.start(spark, job=job, data_dir=home, broker=broker, linger=LINGER)
+    return pe
 
 
 def files_of(_: int) -> list[str]:

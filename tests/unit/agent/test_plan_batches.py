@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,10 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exporter]:
     one.released.set()
 
 
+def _is_queued(batches: PlanBatches, count: int) -> bool:
+    return len(batches._queues[AT]) == count
+
+
 def _send_behind_first(exporter: Exporter, requests: list[PeerPlan]) -> list[Future[Planned]]:
     """Send requests while a first one is in flight, and let that one end."""
     batches = PlanBatches()
@@ -101,7 +106,7 @@ def _send_behind_first(exporter: Exporter, requests: list[PeerPlan]) -> list[Fut
         sent = []
         for n, request in enumerate(requests):
             sent.append(pool.submit(batches.send, AT, request))
-            until(lambda n=n: len(batches._queues[AT]) == n + 1, 30.0, "a queued request")
+            until(partial(_is_queued, batches, n + 1), 30.0, "a queued request")
         exporter.released.set()
     return sent
 
