@@ -1,4 +1,4 @@
-"""What a publish costs the exporter's agent with 1,000 and 4,000 readers of one stream."""
+"""What a publish costs the exporter's agent with 1,000 readers of one stream."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import rows
 from measure import Figures, Settings
 from processes import ANSWER, Agent, Broker, Child, Family
 
-PURPOSE = "a publish with 1,000 and 4,000 readers of one stream: processor and memory of the agent"
-READERS = (1_000, 4_000)
+PURPOSE = "a publish with 1,000 readers of one stream: processor and memory of the agent"
+READERS = (1_000,)
 AGENTS = 4
 """Agents that import; each has a quarter of the readers."""
 ROWS = 100

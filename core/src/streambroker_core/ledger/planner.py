@@ -26,7 +26,7 @@ from streambroker_core.ledger.routes import NotRoutedError, Routes
 from streambroker_core.wire.agent_rpc.peer import PlannedRange
 from streambroker_core.wire.encoding.start import start_time
 
-MAX_READERS = 4_000
+MAX_READERS = 1_000
 """Default maximum of an export's readers that are live or have claims."""
 MAX_INCARNATIONS = 8
 """Latest incarnations of a reader's agent kept; calls of all but the last are rejected."""
