@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ class AgentPort:
             raise BrokerUnavailableError("there is no broker; give broker=.")
         return self._started.broker
 
-    def on_beat(self, callback: Any) -> None:
+    def on_beat(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` about twice a second while the agent answers."""
         self._started.process.beat_callbacks.append(callback)
 

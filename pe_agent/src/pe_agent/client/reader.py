@@ -118,12 +118,12 @@ def read(
     application = job or reader_job()
     pe = PeKey.parse(f"{namespace}/{job or f'{application}-{secrets.token_hex(4)}'}/0")
     named = _parse_export(source, namespace)
-    asked = {
+    chosen = {
         "filter": filter,
         "start": start or ("earliest" if is_kept else "latest"),
         "on_congestion": on_congestion or ("inherit" if is_kept else "drop"),
     }
-    spec = import_spec("read", source if named is None else None, asked)
+    spec = import_spec("read", source if named is None else None, chosen)
     key = PortKey(pe.namespace, pe.job, pe.pe, PORT)
     port = AgentPort("import", key, settings, is_temporary=not is_kept)
     try:
