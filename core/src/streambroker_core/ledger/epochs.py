@@ -261,7 +261,7 @@ class Stream:
 
     def rows_between(self, first: int, last: int) -> int:
         """Return the rows of epochs ``[first, last)``, including removed ones."""
-        return self.rows_before(last) - self.rows_before(first)
+        return 0 if first == last else self.rows_before(last) - self.rows_before(first)
 
     def bytes_from(self, number: int) -> int:
         """Return the bytes published since the first retained epoch from ``number`` on."""

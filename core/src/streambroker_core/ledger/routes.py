@@ -52,6 +52,8 @@ class Routes:
 
     def revoked_by(self, import_: str) -> str | None:
         """Return the revoked name that includes an import: its own, its job or its namespace."""
+        if not self._revoked:
+            return None
         parts = import_.split("/")
         names = ("/".join(parts[:n]) for n in range(1, len(parts) + 1))
         return next((name for name in names if name in self._revoked), None)

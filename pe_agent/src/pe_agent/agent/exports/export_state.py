@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from pe_agent.agent.exports.state_codec import encode_publisher, encode_reader
 from pe_agent.agent.exports.stream import retained_epochs as retained
 from pe_agent.agent.exports.stream.delivery_counts import DeliveryCounts
@@ -183,7 +185,7 @@ class ExportState:
             ]
             for s in self.ledger.streams.values()
         }
-        self.store.write(_SAVE_READER, self.key, id_, json.dumps(state))
+        self.store.write(_SAVE_READER, self.key, id_, msgspec.json.encode(state).decode())
 
     def save_publisher(self, *, lease_released: bool = False, durable: bool = False) -> None:
         """Store the publisher; ``durable`` survives a power failure."""
