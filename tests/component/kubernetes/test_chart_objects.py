@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import ssl
+import urllib.error
+from email.message import Message
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kubernetes_validate
@@ -45,6 +49,30 @@ def test_only_the_brokers_pods_get_a_token_of_the_api_server() -> None:
     mounted = {n: pod["spec"]["automountServiceAccountToken"] for n, pod in charts.pods(found)}
     assert mounted == {"streambroker": True, "streambroker-test": False}
     assert charts.one(found, "ServiceAccount")["automountServiceAccountToken"] is False
+
+
+def test_the_charts_test_waits_while_the_service_refuses_connections(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (container,) = charts.one(charts.objects(), "Pod")["spec"]["containers"]
+    script, *urls = container["args"]
+    answers = iter([ConnectionRefusedError("not yet"), 200, ConnectionRefusedError("not yet"), 401])
+
+    def answer(url: str, **_: Any) -> Any:
+        match next(answers):
+            case OSError() as error:
+                raise urllib.error.URLError(error)
+            case 200:
+                return contextlib.nullcontext(SimpleNamespace(status=200))
+            case int(code):
+                raise urllib.error.HTTPError(url, code, "", Message(), None)
+
+    monkeypatch.setattr("urllib.request.urlopen", answer)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr("sys.argv", ["-c", *urls])
+    with pytest.raises(SystemExit) as ended:
+        exec(compile(script, "test", "exec"), {})
+    assert (ended.value.code, capsys.readouterr().out.count("as it should")) == (0, 2)
 
 
 def test_two_replicas_are_spread_over_hosts_and_zones_and_leave_one_by_one() -> None:
