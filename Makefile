@@ -10,7 +10,7 @@ CLASSES := $(VENV)/spark.jsa
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-SOURCES := core/src operator/src pe_agent/src pe_agent/streambroker/src charts requirements tests benchmarks examples
+SOURCES := core/src operator/src pe_agent/src pe_agent/streambroker/src charts docs/build.py requirements tests benchmarks examples
 
 .DEFAULT_GOAL := help
 
@@ -62,6 +62,24 @@ $(PAGE): $(READY) console/package-lock.json console/index.html console/vite.conf
 	PYTHON=$(CURDIR)/$(BIN)/python console/build.sh page
 	@touch $@
 
+# The site of docs/ and other pages, in .site/html. It takes Mermaid from the console's packages.
+SITE := .site/html/index.html
+PAGES := docs/build.py docs/mkdocs.yml README.md $(shell find . -name '*.md' -not -path '*/.*' -not -path '*/node_modules/*') $(shell find pe_agent/src pe_agent/streambroker/src core/src -name '*.py')
+.PHONY: docs
+docs: $(SITE) ## build the documentation site in .site/html, strictly: 10 seconds
+$(SITE): .venv-docs/.ready $(PAGE) $(PAGES)
+	$(DOCS) docs/build.py
+
+.PHONY: docs-serve
+docs-serve: .venv-docs/.ready $(PAGE) ## serve the documentation site on http://127.0.0.1:8000
+	$(DOCS) docs/build.py --serve
+
+DOCS := PYTHONPATH=pe_agent/streambroker/src .venv-docs/bin/python
+.venv-docs/.ready: requirements/docs.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python requirements/install.py requirements/docs.txt
+	@touch $@
+
 ##@ Test
 
 SELECTED := not long and not slow and not node
@@ -76,7 +94,7 @@ test-all: $(READY) kube-assets storage-server ## build the servers of the tests 
 	$(MAKE) --no-print-directory test-console
 
 .PHONY: test-console
-test-console: $(VENV)/.browser $(PAGE) ## the page in Debian's Chromium, against real brokers
+test-console: $(VENV)/.browser $(PAGE) $(SITE) ## the page and the site in Debian's Chromium, against real brokers
 	$(BIN)/python -m pytest tests/console
 
 .PHONY: screenshots
@@ -175,7 +193,7 @@ bench-setup: $(READY) ## fetch Kafka and Flink, peers of some benchmarks, into b
 
 .PHONY: lock
 lock: ## write the lock files anew (needs uv)
-	cd requirements && for name in dev jdk spark42 broker spark console node; do \
+	cd requirements && for name in dev jdk spark42 broker spark console node docs; do \
 	  uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet $$name.in -o $$name.txt; done
 
 .PHONY: console-lock
@@ -184,4 +202,4 @@ console-lock: ## write console/package-lock.json without addresses of registries
 
 .PHONY: clean
 clean: ## remove the environments, the built programs and caches
-	rm -rf .venv .venv-spark42 .kube .storage .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-spark42 .venv-docs .site .kube .storage .mypy_cache .ruff_cache .pytest_cache .hypothesis
