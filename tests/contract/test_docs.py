@@ -197,8 +197,6 @@ def test_the_pages_that_are_made_of_examples_have_them() -> None:
     heads = [tuple(head[:2]) for head, _, _ in language.rows]
     assert heads.count(("subscription", "answer")) >= 40
     assert heads.count(("filter", "answer")) >= 10
-    readme = [tuple(head[:2]) for head, _, _ in read(ROOT / "README.md").rows]
-    assert readme.count(("subscription", "answer")) >= 5
 
 
 # ---- calls and commands ----------------------------------------------------------------------
