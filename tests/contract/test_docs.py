@@ -39,6 +39,7 @@ EXAMPLES = (
     "examples/02-control-plane/README.md",
     "docs/*.md",
     "docs/start/*.md",
+    "docs/how-to/*.md",
 )
 SPARK_OPTIONS = {"path", "checkpointlocation", "queryname"}
 
