@@ -10,7 +10,7 @@ CLASSES := $(VENV)/spark.jsa
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-SOURCES := core/src operator/src pe_agent/src pe_agent/streambroker/src charts docs/build.py requirements tests benchmarks examples
+SOURCES := core/src operator/src pe_agent/src pe_agent/streambroker/src charts docs/build.py docs/rest_reference.py requirements tests benchmarks examples
 
 .DEFAULT_GOAL := help
 
@@ -64,7 +64,7 @@ $(PAGE): $(READY) console/package-lock.json console/index.html console/vite.conf
 
 # The site of docs/ and other pages, in .site/html. It takes Mermaid from the console's packages.
 SITE := .site/html/index.html
-PAGES := docs/build.py docs/mkdocs.yml README.md $(shell find . -name '*.md' -not -path '*/.*' -not -path '*/node_modules/*') $(shell find pe_agent/src pe_agent/streambroker/src core/src -name '*.py')
+PAGES := docs/build.py docs/rest_reference.py operator/src/streambroker_operator/rest/openapi.yaml docs/mkdocs.yml README.md $(shell find . -name '*.md' -not -path '*/.*' -not -path '*/node_modules/*') $(shell find pe_agent/src pe_agent/streambroker/src core/src -name '*.py')
 .PHONY: docs
 docs: $(SITE) ## build the documentation site in .site/html, strictly: 10 seconds
 $(SITE): .venv-docs/.ready $(PAGE) $(PAGES)

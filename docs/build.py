@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path, PurePosixPath
 
+import rest_reference
+
 import streambroker
 
 ROOT = Path(__file__).parents[1]
@@ -107,6 +109,7 @@ def assemble() -> None:
     (target / "assets").mkdir()
     shutil.copy(MERMAID, target / "assets")
     write_python_reference(target / "reference")
+    rest_reference.write(target / "reference/rest.md")
 
 
 def main() -> int:
