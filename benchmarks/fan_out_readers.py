@@ -1,8 +1,7 @@
 """Readers that plan each epoch of their imports, in a process of their own.
 
 ``python -m fan_out_readers {"location": …, "token": …, "ports": […]}`` has a thread for each
-import. It writes ``ready`` once all wait, and an answer with the number of an epoch once all have
-planned that.
+import. It writes an answer with the number of an epoch once all have planned that.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from processes import ANSWER
 
 from pe_agent.transport.agent_client import AgentClient
 
-READY = "ready"
 STACK_BYTES = 512 << 10
 WAIT_SECONDS = 20.0
 
@@ -69,8 +67,6 @@ def main() -> None:
     """Read until the process is ended."""
     threading.stack_size(STACK_BYTES)
     Readers(json.loads(sys.argv[1])).start()
-    sys.stdout.write(f"{READY}\n")
-    sys.stdout.flush()
     threading.Event().wait()
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
+import urllib.request
 
 import cpu
-import fan_out_readers
 import rows
 from measure import Figures, Settings
 from processes import ANSWER, Agent, Broker, Child, Family
 
 PURPOSE = "a publish with 1,000 readers of one stream: processor and memory of the agent"
-READERS = (1_000,)
+READERS = (1_000, 4_000)
 AGENTS = 4
 """Agents that import; each has a quarter of the readers."""
 ROWS = 100
@@ -31,6 +32,7 @@ class Bench(Family):
         self.place.mkdir()
         self.publishes = 3 if settings.quick else PUBLISHES
         self._batch = 0
+        os.environ["STREAMBROKER_MAX_READERS"] = str(count + 100)
         super().__init__()
         try:
             self.broker = self.with_(Broker(self.place))
@@ -38,8 +40,7 @@ class Bench(Family):
             self.feed.export("out")
             self.before = cpu.resident(self.feed.pid)
             self.readers = [self._importers(n, count // AGENTS) for n in range(AGENTS)]
-            for child in self.readers:
-                child.line(fan_out_readers.READY, 900.0)
+            self.publish()  # all routes are there once all readers have planned it
         except BaseException:
             self.end()
             raise
@@ -47,11 +48,33 @@ class Bench(Family):
     def _importers(self, number: int, count: int) -> Child:
         agent = self.with_(Agent(self.place, f"taker-{number}", self.broker.url))
         ports = [f"in-{n}" for n in range(count)]
-        for port in ports:
-            agent.import_(port, subscription='kind == "out"')
+        self._apply_imports(f"taker-{number}", ports)
         plan = {"location": agent.client.location, "token": agent.client.token, "ports": ports}
         command = [sys.executable, "-m", "fan_out_readers", json.dumps(plan)]
         return self.with_(Child(command, self.place / f"readers-{number}.log"))
+
+    def _apply_imports(self, job: str, ports: list[str]) -> None:
+        specs = [
+            {"job": job, "port": port, "subscription": 'kind == "out"', "start": "earliest"}
+            for port in ports
+        ]
+        resources = [
+            {
+                "apiVersion": "streambroker.io/v1alpha1",
+                "kind": "Import",
+                "metadata": {"name": f"{job}-{spec['port']}"},
+                "spec": spec,
+            }
+            for spec in specs
+        ]
+        request = urllib.request.Request(
+            f"{self.broker.url}/api/subscriptions/apply",
+            json.dumps({"resources": resources}).encode(),
+            {"Content-Type": "application/json"},
+            method="POST",
+        )
+        with urllib.request.urlopen(request, timeout=300.0) as answer:
+            answer.read()
 
     def publish(self) -> tuple[float, float]:
         """Publish an epoch; return processor seconds of the agent, and seconds for all plans."""
@@ -59,7 +82,7 @@ class Bench(Family):
         self.feed.publish("out", self._batch, [[rows.batch(0, ROWS)]])
         self._batch += 1
         for child in self.readers:
-            child.line(f"{ANSWER}{self._batch}", 300.0)
+            child.line(f"{ANSWER}{self._batch}", 900.0)
         return cpu.seconds(self.feed.pid) - before, time.monotonic() - began
 
     def idle(self) -> float:
