@@ -6,25 +6,11 @@ numbers for which there is no attribute.
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-_S = TypeVar("_S", bound="Status")
-
-
-class Status(dict[str, Any]):
-    """A status with attributes, which are read from the JSON that it is."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the status as the agent sent it."""
-        return dict(self)
-
-    def _repr_html_(self) -> str:
-        """Return a table of the attributes, for notebooks."""
-        names = [one.name for one in fields(self)]  # type: ignore[arg-type]  # a dataclass
-        return attribute_table(type(self).__name__, {name: getattr(self, name) for name in names})
+from streambroker_client.status import Status
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +32,7 @@ class Route(Status):
     @classmethod
     def from_json(cls, route: Mapping[str, Any]) -> Route:
         """Return a route of an agent's view."""
-        return _made(
-            cls,
+        return cls.made(
             route,
             peer=route.get("export") or route["import"],
             filter=route.get("filter"),
@@ -85,8 +70,7 @@ class ReaderStatus(Status):
     @classmethod
     def from_json(cls, reader: Mapping[str, Any]) -> ReaderStatus:
         """Return a reader of an export's status."""
-        return _made(
-            cls,
+        return cls.made(
             reader,
             import_=reader["import"],
             alive=reader.get("alive", False),
@@ -123,8 +107,7 @@ class ExportStatus(Status):
     @classmethod
     def from_json(cls, export: Mapping[str, Any]) -> ExportStatus:
         """Return an export of an agent's status."""
-        return _made(
-            cls,
+        return cls.made(
             export,
             published_rows=export.get("publishedRows", 0),
             held_bytes=export.get("held", 0),
@@ -160,8 +143,7 @@ class ImportStatus(Status):
     @classmethod
     def from_json(cls, reader: Mapping[str, Any]) -> ImportStatus:
         """Return a reader of an agent's status."""
-        return _made(
-            cls,
+        return cls.made(
             reader,
             import_=reader["import"],
             alive=reader.get("alive", False),
@@ -193,8 +175,7 @@ class PeStatus(Status):
     @classmethod
     def from_json(cls, status: Mapping[str, Any]) -> PeStatus:
         """Return the status of an agent."""
-        return _made(
-            cls,
+        return cls.made(
             status,
             pe=status["pe"],
             view=status.get("view"),
@@ -234,8 +215,7 @@ class ControlStatus(Status):
     @classmethod
     def from_json(cls, sent: Mapping[str, Any]) -> ControlStatus:
         """Return the state of a sent tuple."""
-        return _made(
-            cls,
+        return cls.made(
             sent,
             id=str(sent["id"]),
             seq=sent["seq"],
@@ -244,60 +224,3 @@ class ControlStatus(Status):
             stream=sent.get("stream"),
             epoch=sent.get("epoch"),
         )
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Explanation(Status):
-    """Why ports are connected or not, the nearest pair first.
-
-    Attributes:
-        matched: number of connected pairs.
-        text: the explanation in lines.
-    """
-
-    matched: int
-    text: str
-
-    @classmethod
-    def from_json(cls, explained: Mapping[str, Any]) -> Explanation:
-        """Return an explanation of the broker."""
-        return _made(cls, explained, matched=explained["matched"], text=explained["text"])
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.text)}</pre>"
-
-
-def _made(kind: type[_S], json: Mapping[str, Any], **attributes: Any) -> _S:
-    """Return a status with its attributes and the JSON that they were read from."""
-    status = kind(**attributes)
-    status.update(json)
-    return status
-
-
-def attribute_table(caption: str, values: Mapping[str, Any]) -> str:
-    """Return an HTML table with a row per attribute; texts are escaped."""
-    rows = "".join(
-        f"<tr><th>{html.escape(name)}</th><td>{_cell(value)}</td></tr>"
-        for name, value in values.items()
-    )
-    return f"<table><caption>{html.escape(caption)}</caption>{rows}</table>"
-
-
-def row_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return an HTML table with a header; a sentence in its place if it has no rows."""
-    body = "".join(f"<tr>{''.join(f'<td>{_cell(v)}</td>' for v in row)}</tr>" for row in rows)
-    if not body:
-        return f"<p>{html.escape(caption)}: none.</p>"
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    return f"<table><caption>{html.escape(caption)}</caption><tr>{head}</tr>{body}</table>"
-
-
-def _cell(value: Any) -> str:
-    if hasattr(value, "_repr_html_"):
-        return str(value._repr_html_())
-    if isinstance(value, Mapping):
-        return "".join(f"<div>{html.escape(str(k))}: {_cell(v)}</div>" for k, v in value.items())
-    return "" if value is None else html.escape(str(value))
