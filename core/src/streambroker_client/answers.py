@@ -220,7 +220,7 @@ class Forecast(Status):
     Attributes:
         added: new routes.
         cut: routes that end, with the reason.
-        kept: number of routes that go on as they are.
+        kept: number of all other routes of the broker, which go on as they are.
         problems: what is wrong with the changes.
         text: all of it in lines.
         results: of `Broker.apply`: what became of each change; empty if the first answer was lost
