@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streambroker_client.status import Status, member
 from streambroker_core.model import Kind
+from streambroker_core.wire.encoding.status import Status, member
 from streambroker_core.wire.reports.route_states import route_state
 
 
@@ -32,7 +32,7 @@ class PortResource(Status):
     generation: int = member("metadata.generation", 1)
     spec: Mapping[str, Any]
     accepted: bool = member("status.accepted", False)
-    reason: str = member("status.reason", "Unknown")
+    reason: str = member("status.reason", "")
     message: str = member("status.message", "")
     matches: int = member("status.matches", 0)
 
@@ -108,7 +108,7 @@ class BrokerRoute(Status):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RouteMetrics(Status):
-    """A route with the figures that agents reported last; None for what is not known.
+    """A route with the metrics that agents reported last; None for what is not known.
 
     Attributes:
         policy: ``wait`` or ``drop``.
@@ -144,7 +144,7 @@ class RouteMetrics(Status):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Top(Status):
-    """Routes with their figures, and what jobs report.
+    """Routes with their metrics, and what jobs report.
 
     Attributes:
         sides: side inputs; ``docs/rest.md`` has the members of these three.

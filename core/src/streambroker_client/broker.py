@@ -22,10 +22,10 @@ from streambroker_client.answers import (
 from streambroker_client.connection import Connection
 from streambroker_client.errors import BrokerUnavailableError
 from streambroker_client.events import Event, follow_events
-from streambroker_client.status import Status, member
 from streambroker_core.model import DEFAULT_NAMESPACE, Kind, PeKey, PortKey, Removal
 from streambroker_core.model.properties import Value
 from streambroker_core.wire.broker.paths import JOBS
+from streambroker_core.wire.encoding.status import Status, member
 
 Port: TypeAlias = "PortKey | str"
 """A port as ``job/pe/port`` in the namespace of the client, or as ``namespace/job/pe/port``."""
@@ -205,7 +205,7 @@ class Broker:
         )
 
     def top(self) -> Top:
-        """Return the routes that touch the namespace, with the figures that agents reported."""
+        """Return the routes that touch the namespace, with the metrics that agents reported."""
         return self.connection.get(Top, "/top", self.namespace)
 
     def watch(

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from streambroker_client.errors import BrokerError, BrokerUnavailableError, broker_error
-from streambroker_client.status import Status
 from streambroker_client.tls_remedy import tls_remedy
 from streambroker_core.wire.broker import problem as problems
 from streambroker_core.wire.broker.paths import API
+from streambroker_core.wire.encoding.status import Status
 
 PAGE_SIZE = 500
 """Items per page."""

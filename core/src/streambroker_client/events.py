@@ -12,7 +12,7 @@ from typing import Any
 from streambroker_client.answers import BrokerRoute, PeInfo, PortResource
 from streambroker_client.connection import Connection
 from streambroker_client.errors import BrokerUnavailableError
-from streambroker_client.status import Status
+from streambroker_core.wire.encoding.status import Status
 
 RETRY_S = 1.0
 """Pause before a reconnect, in seconds."""

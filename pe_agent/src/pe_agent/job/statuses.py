@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streambroker_client.status import Status
+from streambroker_core.wire.encoding.status import Status
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Route(Status):
     @classmethod
     def from_json(cls, route: Mapping[str, Any]) -> Route:
         """Return a route of an agent's view."""
-        return cls.made(
+        return cls._made(
             route,
             peer=route.get("export") or route["import"],
             filter=route.get("filter"),
@@ -70,7 +70,7 @@ class ReaderStatus(Status):
     @classmethod
     def from_json(cls, reader: Mapping[str, Any]) -> ReaderStatus:
         """Return a reader of an export's status."""
-        return cls.made(
+        return cls._made(
             reader,
             import_=reader["import"],
             alive=reader.get("alive", False),
@@ -107,7 +107,7 @@ class ExportStatus(Status):
     @classmethod
     def from_json(cls, export: Mapping[str, Any]) -> ExportStatus:
         """Return an export of an agent's status."""
-        return cls.made(
+        return cls._made(
             export,
             published_rows=export.get("publishedRows", 0),
             held_bytes=export.get("held", 0),
@@ -143,7 +143,7 @@ class ImportStatus(Status):
     @classmethod
     def from_json(cls, reader: Mapping[str, Any]) -> ImportStatus:
         """Return a reader of an agent's status."""
-        return cls.made(
+        return cls._made(
             reader,
             import_=reader["import"],
             alive=reader.get("alive", False),
@@ -175,7 +175,7 @@ class PeStatus(Status):
     @classmethod
     def from_json(cls, status: Mapping[str, Any]) -> PeStatus:
         """Return the status of an agent."""
-        return cls.made(
+        return cls._made(
             status,
             pe=status["pe"],
             view=status.get("view"),
@@ -215,7 +215,7 @@ class ControlStatus(Status):
     @classmethod
     def from_json(cls, sent: Mapping[str, Any]) -> ControlStatus:
         """Return the state of a sent tuple."""
-        return cls.made(
+        return cls._made(
             sent,
             id=str(sent["id"]),
             seq=sent["seq"],

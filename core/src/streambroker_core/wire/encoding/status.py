@@ -22,10 +22,10 @@ class Status(dict[str, Any]):
         Raises:
             LookupError, TypeError: the answer has another form.
         """
-        return cls.made(json, **{one.name: _read(one, json) for one in fields(cls)})
+        return cls._made(json, **{one.name: _read(one, json) for one in fields(cls)})
 
     @classmethod
-    def made(cls, json: Mapping[str, Any], **attributes: Any) -> Self:
+    def _made(cls, json: Mapping[str, Any], **attributes: Any) -> Self:
         """Return a status with its attributes and the JSON that they were read from."""
         status = cls(**attributes)
         status.update(json)
