@@ -174,9 +174,9 @@ class PortChange(Status):
     changed: bool = True
     created: bool = False
     generation: int | None = None
-    kept: tuple[BrokerRoute, ...] = member("routes.kept", (), BrokerRoute)
-    added: tuple[BrokerRoute, ...] = member("routes.added", (), BrokerRoute)
-    cut: tuple[BrokerRoute, ...] = member("routes.cut", (), BrokerRoute)
+    kept: tuple[BrokerRoute, ...] = member("routes.kept", (), each=BrokerRoute)
+    added: tuple[BrokerRoute, ...] = member("routes.added", (), each=BrokerRoute)
+    cut: tuple[BrokerRoute, ...] = member("routes.cut", (), each=BrokerRoute)
     warnings: tuple[str, ...] = ()
 
 
@@ -227,12 +227,12 @@ class Forecast(Status):
             and only the changes were confirmed.
     """
 
-    added: tuple[BrokerRoute, ...] = member("", (), BrokerRoute)
-    cut: tuple[BrokerRoute, ...] = member("", (), BrokerRoute)
+    added: tuple[BrokerRoute, ...] = member("", (), each=BrokerRoute)
+    cut: tuple[BrokerRoute, ...] = member("", (), each=BrokerRoute)
     kept: int = 0
-    problems: tuple[ChangeProblem, ...] = member("", (), ChangeProblem)
+    problems: tuple[ChangeProblem, ...] = member("", (), each=ChangeProblem)
     text: str = ""
-    results: tuple[ChangeResult, ...] = member("", (), ChangeResult)
+    results: tuple[ChangeResult, ...] = member("", (), each=ChangeResult)
 
     def __repr__(self) -> str:
         return self.text
@@ -297,8 +297,8 @@ class Explanation(Status):
 
     matched: int
     text: str
-    pairs: tuple[ExplainedPair, ...] = member("", (), ExplainedPair)
-    lint: tuple[Finding, ...] = member("", (), Finding)
+    pairs: tuple[ExplainedPair, ...] = member("", (), each=ExplainedPair)
+    lint: tuple[Finding, ...] = member("", (), each=Finding)
 
     def __repr__(self) -> str:
         return self.text

@@ -6,11 +6,24 @@ numbers for which there is no attribute.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeVar
 
-from streambroker_core.wire.encoding.status import Status
+from streambroker_core.model import port_of
+from streambroker_core.wire.encoding.status import Status, member
+
+_S = TypeVar("_S", bound=Status)
+
+
+def _by_key(form: type[_S], name: Callable[[str], str] = str) -> Callable[[Any], dict[str, _S]]:
+    """Return what reads an object as statuses by the names of its keys."""
+    return lambda json: {name(key): form.from_json(one) for key, one in dict(json).items()}
+
+
+def _applied(readers: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
+    return {one["reader"]: one["applied"] for one in readers}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,16 +45,17 @@ class Route(Status):
     @classmethod
     def from_json(cls, route: Mapping[str, Any]) -> Route:
         """Return a route of an agent's view."""
-        return cls._made(
-            route,
+        status = cls(
             peer=route.get("export") or route["import"],
             filter=route.get("filter"),
             policy=route.get("policy", "wait"),
             location=route.get("location"),
         )
+        status.update(route)
+        return status
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ReaderStatus(Status):
     """An import that reads an export, as the exporter's agent sees it.
 
@@ -58,33 +72,17 @@ class ReaderStatus(Status):
     """
 
     import_: str
-    alive: bool
-    policy: str
-    lag_rows: int
-    lag_seconds: float
-    congestion: int
-    delivered_rows: int
-    dropped_rows: int
-    lost_rows: int
-
-    @classmethod
-    def from_json(cls, reader: Mapping[str, Any]) -> ReaderStatus:
-        """Return a reader of an export's status."""
-        return cls._made(
-            reader,
-            import_=reader["import"],
-            alive=reader.get("alive", False),
-            policy=reader.get("policy", "wait"),
-            lag_rows=reader.get("lagRows", 0),
-            lag_seconds=reader.get("lagSeconds", 0.0),
-            congestion=reader.get("congestion", 0),
-            delivered_rows=reader.get("delivered", 0),
-            dropped_rows=reader.get("dropped", (0, 0))[1],
-            lost_rows=reader.get("lost", (0, 0))[1],
-        )
+    alive: bool = False
+    policy: str = "wait"
+    lag_rows: int = 0
+    lag_seconds: float = 0.0
+    congestion: int = 0
+    delivered_rows: int = member("delivered", 0)
+    dropped_rows: int = member("dropped", (0, 0), read=itemgetter(1))
+    lost_rows: int = member("lost", (0, 0), read=itemgetter(1))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ExportStatus(Status):
     """An export at its agent.
 
@@ -97,30 +95,15 @@ class ExportStatus(Status):
         readers: its readers by id.
     """
 
-    published_rows: int
-    held_bytes: int
-    limit_bytes: int
-    waiting_for: tuple[str, ...]
-    ended: bool
-    readers: Mapping[str, ReaderStatus]
-
-    @classmethod
-    def from_json(cls, export: Mapping[str, Any]) -> ExportStatus:
-        """Return an export of an agent's status."""
-        return cls._made(
-            export,
-            published_rows=export.get("publishedRows", 0),
-            held_bytes=export.get("held", 0),
-            limit_bytes=export.get("limit", 0),
-            waiting_for=tuple(export.get("waiting_for", ())),
-            ended=export.get("ended", False),
-            readers={
-                id_: ReaderStatus.from_json(r) for id_, r in export.get("readers", {}).items()
-            },
-        )
+    published_rows: int = 0
+    held_bytes: int = member("held", 0)
+    limit_bytes: int = member("limit", 0)
+    waiting_for: tuple[str, ...] = member("waiting_for", ())
+    ended: bool = False
+    readers: Mapping[str, ReaderStatus] = member("", (), read=_by_key(ReaderStatus))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ImportStatus(Status):
     """A reader of an import: one query, at the importing agent.
 
@@ -134,27 +117,14 @@ class ImportStatus(Status):
     """
 
     import_: str
-    alive: bool
-    ended: bool
-    refused: Mapping[str, str]
-    dropped_rows: int
-    lost_rows: int
-
-    @classmethod
-    def from_json(cls, reader: Mapping[str, Any]) -> ImportStatus:
-        """Return a reader of an agent's status."""
-        return cls._made(
-            reader,
-            import_=reader["import"],
-            alive=reader.get("alive", False),
-            ended=reader.get("ended", False),
-            refused=reader.get("refused", {}),
-            dropped_rows=reader.get("dropped", (0, 0))[1],
-            lost_rows=reader.get("lost", (0, 0))[1],
-        )
+    alive: bool = False
+    ended: bool = False
+    refused: Mapping[str, str] = member("", (), read=dict)
+    dropped_rows: int = member("dropped", (0, 0), read=itemgetter(1))
+    lost_rows: int = member("lost", (0, 0), read=itemgetter(1))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PeStatus(Status):
     """A PE as its agent reports it.
 
@@ -167,31 +137,13 @@ class PeStatus(Status):
     """
 
     pe: str
-    view: str | None
-    exports: Mapping[str, ExportStatus]
-    imports: Mapping[str, ImportStatus]
-    away: Mapping[str, str]
-
-    @classmethod
-    def from_json(cls, status: Mapping[str, Any]) -> PeStatus:
-        """Return the status of an agent."""
-        return cls._made(
-            status,
-            pe=status["pe"],
-            view=status.get("view"),
-            exports={
-                key.rpartition("/")[2]: ExportStatus.from_json(export)
-                for key, export in status.get("exports", {}).items()
-            },
-            imports={
-                id_: ImportStatus.from_json(reader)
-                for id_, reader in status.get("imports", {}).get("readers", {}).items()
-            },
-            away=status.get("imports", {}).get("away", {}),
-        )
+    view: str | None = None
+    exports: Mapping[str, ExportStatus] = member("", (), read=_by_key(ExportStatus, port_of))
+    imports: Mapping[str, ImportStatus] = member("imports.readers", (), read=_by_key(ImportStatus))
+    away: Mapping[str, str] = member("imports.away", (), read=dict)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ControlStatus(Status):
     """A control tuple that was sent.
 
@@ -205,22 +157,9 @@ class ControlStatus(Status):
         epoch: epoch of that stream.
     """
 
-    id: str
+    id: str = member(read=str)
     seq: int
     applied: bool
-    readers: Mapping[str, bool]
-    stream: str | None
-    epoch: int | None
-
-    @classmethod
-    def from_json(cls, sent: Mapping[str, Any]) -> ControlStatus:
-        """Return the state of a sent tuple."""
-        return cls._made(
-            sent,
-            id=str(sent["id"]),
-            seq=sent["seq"],
-            applied=sent["applied"],
-            readers={one["reader"]: one["applied"] for one in sent.get("readers", ())},
-            stream=sent.get("stream"),
-            epoch=sent.get("epoch"),
-        )
+    readers: Mapping[str, bool] = member("", (), read=_applied)
+    stream: str | None = None
+    epoch: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +22,7 @@ class Status(dict[str, Any]):
         Raises:
             LookupError, TypeError: the answer has another form.
         """
-        return cls._made(json, **{one.name: _read(one, json) for one in fields(cls)})
-
-    @classmethod
-    def _made(cls, json: Mapping[str, Any], **attributes: Any) -> Self:
-        """Return a status with its attributes and the JSON that they were read from."""
-        status = cls(**attributes)
+        status = cls(**{one.name: _read(one, json) for one in fields(cls)})
         status.update(json)
         return status
 
@@ -41,32 +36,42 @@ class Status(dict[str, Any]):
         return attribute_table(type(self).__name__, {name: getattr(self, name) for name in names})
 
 
-def member(path: str = "", default: Any = MISSING, each: type[Status] | None = None) -> Any:
+def member(
+    path: str = "",
+    default: Any = MISSING,
+    *,
+    each: type[Status] | None = None,
+    read: Callable[[Any], Any] | None = None,
+) -> Any:
     """Return a field of a `Status`; without it, an attribute is the member of its name.
 
     Args:
         path: names of the members that lead to the value, such as ``metadata.name``.
-        default: value without such a member.
+        default: JSON without such a member; by default the member is required.
         each: class of the items of a list.
+        read: makes the attribute of JSON.
     """
-    metadata = {"path": path, "each": each}
-    return (
-        field(metadata=metadata)
-        if default is MISSING
-        else field(default=default, metadata=metadata)
-    )
+    if each is not None:
+        form = each
+        return member(path, default, read=lambda items: tuple(map(form.from_json, items)))
+    metadata = {"path": path, **({} if read is None else {"read": read})}
+    if default is MISSING:
+        return field(metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def _read(one: Field[Any], json: Mapping[str, Any]) -> Any:
+    read = one.metadata.get("read", _without_lists)
     value: Any = json
     for name in (one.metadata.get("path") or _camel_case(one.name)).split("."):
         if name not in value and one.default is not MISSING:
-            return one.default
+            return read(one.default)
         value = value[name]
-    if not isinstance(value, list):
-        return value
-    each = one.metadata.get("each")
-    return tuple(value if each is None else map(each.from_json, value))
+    return read(value)
+
+
+def _without_lists(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _camel_case(name: str) -> str:
