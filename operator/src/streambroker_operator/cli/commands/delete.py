@@ -79,7 +79,7 @@ def _empty_pes(broker: Broker, options: argparse.Namespace) -> list[PeKey]:
         raise errors.UsageError("--all is for PEs without ports: `streambroker delete pes --all`.")
     return [
         PeKey.parse(item_names("pes", item)[1])
-        for item in broker.in_namespace(options.namespace).pes()
+        for item in broker.pes()
         if not (item["exports"] or item["imports"] or item["location"])
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -149,15 +149,9 @@ def select_items(kind: str, items: Sequence[Item], name: str | None) -> list[Ite
 
 
 def list_items(broker: Broker, kind: str, namespace: str) -> list[Item]:
-    """Return all items of a kind in a namespace (``*``: all)."""
-    in_namespace = broker.in_namespace(namespace)
-    lists: Mapping[str, Callable[[], Sequence[Item]]] = {
-        "exports": in_namespace.exports,
-        "imports": in_namespace.imports,
-        "pes": in_namespace.pes,
-        "routes": in_namespace.routes,
-    }
-    return list(lists[kind]())
+    """Return all items of a kind in a namespace (``*``: all); `Broker` has a method for each."""
+    items: list[Item] = getattr(broker.in_namespace(namespace), kind)()
+    return items
 
 
 def find_items(broker: Broker, target: Target, namespace: str) -> list[tuple[str, list[Item]]]:

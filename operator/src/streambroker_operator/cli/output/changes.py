@@ -87,7 +87,6 @@ def show_forecast(
             f"A what-if takes at most {MAX_CHANGES:,} changes, these are"
             f" {max(len(resources), len(deleted)):,}: split them."
         )
-    broker = broker.in_namespace(options.namespace)
     answer = broker.what_if(map(write_manifest, resources), delete=deleted)
     output = getattr(options, "output", "table")
     print_answer(answer, output, colour_forecast(answer.text, "nothing was applied"))
@@ -175,7 +174,6 @@ def change_all(
     Raises:
         BrokerError: no change was made, or no response arrived.
     """
-    broker = broker.in_namespace(options.namespace)
     manifests = map(write_manifest, resources)
     answer = broker.apply(manifests, delete=deleted, max_removed=max_cut)
     if not answer:
