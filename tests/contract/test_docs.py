@@ -25,6 +25,7 @@ from pe_agent.filters import compile_filter
 from pe_agent.job.send_control import Operators
 from pe_agent.streams.side_inputs import SideInputs
 from pe_agent.streams.subscribe import ImportSettings
+from streambroker_client.broker import JobPatterns
 from streambroker_core.errors import ExpressionError
 from streambroker_core.expression import check_filter, parse
 from streambroker_core.matching import Reason
@@ -211,6 +212,8 @@ PORTS_AND_PE = (
     sb.SentControl,
     sb.Reader,
     sb.Writer,
+    sb.Broker,
+    JobPatterns,
     Operators,
 )
 STREAMS = (sb.Stream, sb.OperatorStream, sb.PatternStream, SideInputs)

@@ -18,7 +18,7 @@ import pytest
 import streambroker
 from streambroker_core.deprecation import REMOVAL, renamed
 
-MODULES = ("", "errors", "functions", "operators", "patterns", "side", "testing")
+MODULES = ("", "broker", "errors", "functions", "operators", "patterns", "side", "testing")
 OLD = {
     "pe_agent": "streambroker",
     "pe_agent.aligned": "streambroker.operators",

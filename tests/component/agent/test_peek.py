@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.agent.exports import peek
-from pe_agent.transport.broker_client import BrokerClient, BrokerRefusedError
+from pe_agent.transport.broker_client import BrokerClient
+from streambroker_client.errors import BrokerRefusedError
 from streambroker_operator.cli.app import main
 from support.agents.agents import AgentProcess, Publishing, rows
 from support.brokers.brokers import EXPORT, BrokerProcess

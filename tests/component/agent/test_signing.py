@@ -11,8 +11,9 @@ import pytest
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.agent.broker.request_signer import PAUSE_SECONDS, Signer
-from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError, pe_path
+from pe_agent.transport.broker_client import pe_path
 from pe_agent.transport.tokens import Token
+from streambroker_client.errors import BrokerRefusedError, BrokerUnavailableError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import request_signature as signature
 from streambroker_operator.broker import Broker

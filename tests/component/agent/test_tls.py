@@ -11,9 +11,10 @@ from typing import Any, cast
 import pytest
 
 import streambroker as sb
-from pe_agent.transport.broker_client import BrokerClient, BrokerUnavailableError, pe_path
+from pe_agent.transport.broker_client import BrokerClient, pe_path
 from pe_agent.transport.broker_trust import BrokerTrust, TrustError
 from streambroker.functions import set_export_properties
+from streambroker_client.errors import BrokerUnavailableError
 from support.brokers.brokers import EXPORT, running_broker
 from support.processes.certificates import Authority, also_by_tls
 

@@ -15,9 +15,10 @@ import yaml
 import streambroker as sb
 from pe_agent.agent.process import read_address
 from pe_agent.job.agent.agent_process import AgentProcess
-from pe_agent.transport.broker_client import BrokerClient, BrokerRefusedError, pe_path
+from pe_agent.transport.broker_client import BrokerClient, pe_path
 from pe_agent.transport.tokens import Token, TokenError, resolve_token
 from streambroker.functions import set_export_properties
+from streambroker_client.errors import BrokerRefusedError
 from streambroker_core.model import PeKey
 from support.brokers.brokers import BrokerProcess
 from support.processes.waiting import until

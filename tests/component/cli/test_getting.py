@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 import yaml
 
+from streambroker_client import connection
 from streambroker_operator.broker import Broker
 from streambroker_operator.cli.commands import describe
-from streambroker_operator.cli.io import client
 from streambroker_operator.rest.guard.rate_limits import RateLimits
 from support.brokers.brokers import Rest, running_broker
 from support.brokers.commands import Cli, CliProcess
@@ -132,7 +132,7 @@ async def test_a_list_is_read_whole_though_the_broker_answers_in_pages(cli: Cli)
     for number in range(7):
         await cli.rest("PUT", f"/job/many/pe/0/export/p{number}", {"streamId": f"s{number}"})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "PAGE_SIZE", 3)
+        patch.setattr(connection, "PAGE_SIZE", 3)
         _, out, _ = await cli("get", "exports", "-o", "name")
 
     assert len(out.splitlines()) == 8
@@ -407,7 +407,7 @@ async def test_a_broker_that_says_later_is_asked_again(
             cli = Cli(Rest(broker.url, session), capsys, tmp_path)
             applied = await cli("apply", "-f", str(cli.file))
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(client, "MAX_RETRY_S", 0.0)
+                patch.setattr(connection, "MAX_RETRY_S", 0.0)
                 refused = await cli("apply", "-f", str(cli.file))
     finally:
         await broker.stop()

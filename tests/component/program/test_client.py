@@ -19,7 +19,8 @@ import pytest
 
 import streambroker as sb
 from pe_agent.agent.process import read_address
-from pe_agent.transport.broker_client import BrokerClient, UnknownPortError
+from pe_agent.transport.broker_client import BrokerClient
+from streambroker_client.errors import UnknownPortError
 from streambroker_core.errors import SchemaError
 from support.brokers.brokers import BrokerProcess
 from support.processes.certificates import AGENT, Authority

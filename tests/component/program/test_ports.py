@@ -11,12 +11,12 @@ from pe_agent import functions
 from pe_agent.functions import Outcome
 from pe_agent.job.agent.agent_process import AgentProcess
 from pe_agent.job.ports import ExportPort, ImportPort
-from pe_agent.transport.broker_client import (
+from pe_agent.transport.broker_client import pe_path
+from streambroker_client.errors import (
     BrokerUnavailableError,
     ChangeRefusedError,
     UnknownPortError,
     WrongKindError,
-    pe_path,
 )
 from streambroker_core.errors import FilterError, PropertyError, SubscriptionError
 from support.agents.agents import Publishing, Reading, rows

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import streambroker as sb
 from pe_agent.job.agent.agent_process import AgentFailedError
 from pe_agent.job.arguments import ArgumentError
-from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError
+from streambroker_client.errors import BrokerRefusedError, BrokerUnavailableError
 from streambroker_core.errors import FilterError, PropertyError, SubscriptionError
 from support.processes.jobs import Broker
 from support.processes.waiting import until

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pe_agent.transport.broker_client import BrokerAnswer, BrokerClient, BrokerUnavailableError
+from pe_agent.transport.broker_client import BrokerAnswer, BrokerClient
+from streambroker_client.errors import BrokerUnavailableError
 from support.agents.agents import AgentProcess, Publishing, rows
 from support.agents.connected import Connected
 from support.agents.sources import Run

@@ -14,6 +14,8 @@ SOURCES = ("core/src", "operator/src", "pe_agent/src", "pe_agent/streambroker/sr
 NO_CODES = {"Failed", "Usage"}
 """The root's own word, and a wrong command line, which says all there is to say."""
 
+_CODE_PLACES = {"RequestError": 1, "broker_error": 1, "AgentRefusedError": 0, "TakenError": 0}
+"""Position of the code among the arguments of what makes an error."""
 _WORD = re.compile(r"[A-Z][A-Za-z]+")
 _VARIABLE = re.compile(r"STREAMBROKER_[A-Z_]+")
 _FENCE = re.compile(r"^```python.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -120,7 +122,7 @@ def _codes_of(node: ast.AST) -> Iterator[str]:
         if any(isinstance(name, ast.Name) and name.id == "code" for name in names):
             yield from _words(node.value)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        place = {"RequestError": 1, "AgentRefusedError": 0, "TakenError": 0}.get(node.func.id)
+        place = _CODE_PLACES.get(node.func.id)
         if place is not None and len(node.args) > place:
             yield from _words(node.args[place])
 
@@ -136,7 +138,8 @@ def statuses() -> dict[str, set[int]]:
     """Return the HTTP statuses with which requests are refused, by error code."""
     found: dict[str, set[int]] = {}
     for _, node in nodes():
-        if isinstance(node, ast.Call) and _called(node) == "RequestError" and len(node.args) > 1:
+        refusal = _called(node) in ("RequestError", "broker_error")
+        if refusal and isinstance(node, ast.Call) and len(node.args) > 1:
             numbers = {
                 part.value
                 for part in ast.walk(node.args[0])

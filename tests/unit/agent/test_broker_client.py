@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from pe_agent.transport import broker_client
-from pe_agent.transport.broker_client import BrokerClient, BrokerUnavailableError
+from pe_agent.transport.broker_client import BrokerClient
+from streambroker_client.errors import BrokerUnavailableError
 
 Serve = Callable[[socket.socket, threading.Event], None]
 

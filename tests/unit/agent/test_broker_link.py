@@ -19,7 +19,8 @@ from pe_agent.agent.broker.link import (
     BUSY_SECONDS,
     BrokerLink,
 )
-from pe_agent.transport.broker_client import BrokerAnswer, BrokerUnavailableError
+from pe_agent.transport.broker_client import BrokerAnswer
+from streambroker_client.errors import BrokerUnavailableError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.hints import STALE_S
 from streambroker_core.wire.broker.view import View, encode, with_version

@@ -12,9 +12,9 @@ import pytest
 from pe_agent.job.agent.view_cache import ViewCache
 from pe_agent.job.notebook.live_view import LiveView
 from pe_agent.job.ports import Change, ExportPort, ImportPort
-from pe_agent.job.statuses import Explanation, PeStatus
+from pe_agent.job.statuses import PeStatus
 from pe_agent.pe import PE
-from streambroker import ArgumentError
+from streambroker import ArgumentError, Explanation
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import PeKey
 from support.processes.waiting import until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pe_agent.transport.broker_client import ChangeRefusedError
 from pe_agent.transport.expression_errors import mark_expression_errors
+from streambroker_client.errors import ChangeRefusedError
 from streambroker_core.errors import SubscriptionError
 from streambroker_core.expression import parse
 

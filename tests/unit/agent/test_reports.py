@@ -17,7 +17,7 @@ from pe_agent.agent.broker.reporter import (
     build_report,
     mask_reader_id,
 )
-from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError
+from streambroker_client.errors import BrokerRefusedError, BrokerUnavailableError
 from streambroker_core.wire.reports.storage_status import MAX_ERROR
 from support.agents.exports import Bench, bench, rows
 from support.processes.waiting import until

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
+from streambroker_client import events as cli_events
+from streambroker_client.errors import broker_error
+from streambroker_client.events import Event, follow_events, read_events
 from streambroker_core.errors import StreambrokerError, pointer_lines
 from streambroker_core.wire.reports.route_states import route_state
-from streambroker_operator.cli.commands import top
+from streambroker_operator.cli.commands import get, top
 from streambroker_operator.cli.commands.diagnose import read_pair
 from streambroker_operator.cli.io import errors, options, terminal
-from streambroker_operator.cli.io import event_stream as cli_events
-from streambroker_operator.cli.io.event_stream import Event, follow_events, read_events
 from streambroker_operator.cli.io.targets import Target, item_names, read_targets
 from streambroker_operator.cli.output.changes import colour_forecast
 from streambroker_operator.cli.output.table import Table, render_items
-from streambroker_operator.errors import RequestError
 from support.brokers.commands import ROUTE
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=timezone.utc)
@@ -112,27 +112,27 @@ def test_a_route_is_named_by_its_ends_with_and_without_namespace() -> None:
     ],
 )
 def test_a_failure_has_the_exit_code_of_its_kind(code: str, exit_code: int) -> None:
-    assert errors.exit_code(RequestError(0, code, "x")) == exit_code
+    assert errors.exit_code(broker_error(0, code, "x")) == exit_code
 
 
 def test_a_remedy_for_requests_is_reported_as_one_for_commands(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     errors.print_error(
-        RequestError(403, "NotYours", "It reads lab: choose it with ?namespace=, or go.")
+        broker_error(403, "NotYours", "It reads lab: choose it with ?namespace=, or go.")
     )
 
     assert "choose it with -n, or go." in capsys.readouterr().err
 
 
 def test_a_failure_is_one_line_whatever_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    errors.print_error(RequestError(422, "Bad", "two\nlines and \x1b[31mcolour."))
+    errors.print_error(broker_error(422, "Bad", "two\nlines and \x1b[31mcolour."))
 
     assert capsys.readouterr().err == "streambroker: Bad: two lines and �[31mcolour.\n"
 
 
 def test_a_failure_that_users_can_mend_says_how(capsys: pytest.CaptureFixture[str]) -> None:
-    errors.print_error(RequestError(401, "TokenMissing", "This broker wants a token."))
+    errors.print_error(broker_error(401, "TokenMissing", "This broker wants a token."))
 
     assert "--token-file, or set STREAMBROKER_TOKEN" in capsys.readouterr().err
 
@@ -154,12 +154,12 @@ def test_a_caret_stands_under_the_place(text: Any, position: Any, lines: list[st
 
 
 def test_only_the_expression_that_a_refusal_is_about_is_shown() -> None:
-    error = RequestError(422, "FilterInvalid", "x", facts={"position": {"line": 1, "column": 1}})
+    error = broker_error(422, "FilterInvalid", "x", position={"line": 1, "column": 1})
     about = errors.with_expression(error, {"subscription": "s", "filter": "f"})
-    other = errors.with_expression(RequestError(409, "PortTaken", "x"), {"filter": "f"})
+    other = errors.with_expression(broker_error(409, "PortTaken", "x"), {"filter": "f"})
 
-    assert about.facts["text"] == "f"
-    assert "text" not in other.facts
+    assert about.problem["text"] == "f"
+    assert "text" not in other.problem
 
 
 def test_what_is_far_from_everything_is_not_guessed() -> None:
@@ -445,11 +445,11 @@ def resource(uid: str, level: int = 0) -> dict[str, Any]:
 def test_a_broker_that_refuses_to_be_followed_is_not_asked_again() -> None:
     class Refusing:
         def open(self, *_: object, **__: object) -> Any:
-            raise RequestError(403, "NotYours", "Not yours.")
+            raise broker_error(403, "NotYours", "Not yours.")
 
     caller: Any = Refusing()
     with pytest.raises(StreambrokerError):
-        next(follow_events(caller, "lab"))
+        next(follow_events(caller, "lab", print))
 
 
 def test_a_stream_that_breaks_before_its_first_id_begins_again(
@@ -461,7 +461,7 @@ def test_a_stream_that_breaks_before_its_first_id_begins_again(
 
     monkeypatch.setattr(cli_events, "RETRY_S", 0.0)
     caller: Any = Breaking()
-    events = follow_events(caller, "default")
+    events = follow_events(caller, "default", print)
 
     assert [next(events).name for _ in range(2)] == ["reset", "reset"]
 
@@ -475,7 +475,7 @@ class Flaky:
     def open(self, *_: object, last: str, **__: object) -> Any:
         self.asked.append(last)
         if len(self.asked) in (2, 3):
-            raise RequestError(0, "BrokerUnavailable", "No broker answers.")
+            raise broker_error(0, "BrokerUnavailable", "No broker answers.")
         number = len(self.asked)
         return contextlib.nullcontext(breaking(f"id: s.{number}\nevent: pe\n\n".encode()))
 
@@ -491,7 +491,7 @@ def test_a_broker_that_is_away_is_waited_for_and_asked_for_what_was_missed(
     monkeypatch.setattr(cli_events, "RETRY_S", 0.0)
     flaky = Flaky()
     caller: Any = flaky
-    events = follow_events(caller, "default")
+    events = follow_events(caller, "default", get._report_away)
     found = [next(events) for _ in range(3)]
 
     assert [event.name for event in found] == ["reset", "pe", "pe"]

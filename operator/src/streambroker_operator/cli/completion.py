@@ -170,8 +170,10 @@ def _names(kind: str, before: Sequence[str], *, index: int) -> list[str]:
     add_shared(parser, root=True)
     options, _ = parser.parse_known_args(list(before))
     options.request_timeout = TIMEOUT_S
-    client = client_for(options)
-    answer = client.call("GET", f"/{kind}", namespace=options.namespace, limit=str(MAX_CANDIDATES))
+    broker = client_for(options)
+    answer = broker.connection.call(
+        "GET", f"/{kind}", namespace=options.namespace, limit=str(MAX_CANDIDATES)
+    )
     if kind == "routes":
         ends = {end for item in answer["items"] for end in item_names(kind, item)[-2:]}
         return sorted(ends)

@@ -19,12 +19,8 @@ from pe_agent.job.agent.agent_start import AgentSettings, StartedAgent
 from pe_agent.job.arguments import seconds
 from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.agent_tls import AgentTrust
-from pe_agent.transport.broker_client import (
-    BrokerClient,
-    BrokerUnavailableError,
-    UnknownPortError,
-    pe_path,
-)
+from pe_agent.transport.broker_client import BrokerClient, pe_path
+from streambroker_client.errors import BrokerUnavailableError, UnknownPortError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import DEFAULT_SCOPE, Kind, PeKey, PortKey
 from streambroker_core.wire.agent_rpc.job import Declare
@@ -32,8 +28,6 @@ from streambroker_core.wire.manifests.ports import read_spec, write_spec
 
 log = logging.getLogger("pe_agent")
 
-URL_VARIABLE = "STREAMBROKER_URL"
-DEFAULT_URL = "http://127.0.0.1:8470"
 RECONNECT_SECONDS = 60.0
 """Seconds for which an agent that does not answer is called again."""
 _DELETE_SECONDS = 2.0
@@ -122,11 +116,6 @@ def reader_job() -> str:
     """Return ``reader-<user>``, the application of readers without a job of their own."""
     user = re.sub(r"[^a-z0-9]+", "-", _user().lower()).strip("-")[:40].strip("-") or "user"
     return f"reader-{user}"
-
-
-def broker_url(broker: str | None) -> str:
-    """Return the broker's address: the argument, else that of the environment."""
-    return broker or os.environ.get(URL_VARIABLE) or DEFAULT_URL
 
 
 def retry_until(deadline: float, error: StreambrokerError) -> None:

@@ -15,18 +15,19 @@ import pyarrow as pa
 from pe_agent.client.agent_port import (
     RECONNECT_SECONDS,
     AgentPort,
-    broker_url,
     reader_job,
     retry_until,
 )
+from pe_agent.client.connect import broker_url
 from pe_agent.job.agent.agent_start import AgentSettings
 from pe_agent.job.arguments import ArgumentError, OnCongestion, StartAt
 from pe_agent.job.port_settings import import_spec
 from pe_agent.job.settings import AgentOptions, BrokerAuth
 from pe_agent.transport.agent_client import send
-from pe_agent.transport.broker_client import BrokerClient, UnknownPortError, pe_path
+from pe_agent.transport.broker_client import BrokerClient, pe_path
 from pe_agent.transport.rows.block_reader import BlockReader, count_blocks
 from pe_agent.transport.rows.reader_lease import Lease
+from streambroker_client.errors import UnknownPortError
 from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.expression.strings import quote
 from streambroker_core.ledger.offset import Offset

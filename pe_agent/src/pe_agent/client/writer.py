@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from pe_agent.client.agent_port import RECONNECT_SECONDS, AgentPort, broker_url
+from pe_agent.client.agent_port import RECONNECT_SECONDS, AgentPort
 from pe_agent.client.arrow_types import columns_of, published_schema
+from pe_agent.client.connect import broker_url
 from pe_agent.job.agent.agent_start import AgentSettings
 from pe_agent.job.arguments import ArgumentError
 from pe_agent.job.port_settings import ExportSettings, export_spec

@@ -28,14 +28,14 @@ from pe_agent.job.arguments import ArgumentError, seconds
 from pe_agent.job.context import Job
 from pe_agent.job.port_client import PortClient
 from pe_agent.job.ports import Change, ExportPort, ImportPort, drop_null_fields
-from pe_agent.transport.broker_client import (
+from pe_agent.transport.flight_errors import AgentUnreachableError
+from streambroker_client.errors import (
     BrokerRefusedError,
     BrokerUnavailableError,
     ChangeRefusedError,
     UnknownPortError,
     WrongKindError,
 )
-from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.matching import canonical_filter
 from streambroker_core.model import is_port_name

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pe_agent.transport.agent_client import send
-from pe_agent.transport.broker_client import BrokerClient, BrokerUnavailableError
+from pe_agent.transport.broker_client import BrokerClient
+from streambroker_client.errors import BrokerUnavailableError
 from streambroker_core.model import Kind, PeKey, PortKey
 from streambroker_core.wire.agent_rpc.job import Declare
 from streambroker_core.wire.manifests.ports import read_spec, write_spec

@@ -10,13 +10,8 @@ from typing import Any
 
 from pe_agent.job.context import JobContext
 from pe_agent.transport.agent_client import send
-from pe_agent.transport.broker_client import (
-    BrokerAnswer,
-    BrokerRefusedError,
-    BrokerUnavailableError,
-    UnknownPortError,
-    pe_path,
-)
+from pe_agent.transport.broker_client import BrokerAnswer, pe_path
+from streambroker_client.errors import BrokerRefusedError, BrokerUnavailableError, UnknownPortError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire.agent_rpc.job import GetStatus
 

@@ -20,10 +20,11 @@ from pe_agent.job.arguments import Congestion, StartAt, check_choice, check_star
 from pe_agent.job.context import JobContext
 from pe_agent.job.port_client import PortClient
 from pe_agent.job.send_control import SentControl, build_request, send_to_importers
-from pe_agent.job.statuses import Explanation, Route, attribute_table, row_table
+from pe_agent.job.statuses import Route
 from pe_agent.spark.session import active_session
 from pe_agent.transport.agent_client import send
 from pe_agent.transport.expression_errors import mark_expression_errors
+from streambroker_client.answers import Explanation
 from streambroker_core.control.tuples import ALL_TARGETS, Delivery, Target
 from streambroker_core.control.tuples.payloads import Codec, default_delivery
 from streambroker_core.deprecation import deprecated_name, warn_deprecated
@@ -34,6 +35,7 @@ from streambroker_core.model.durations import Duration
 from streambroker_core.model.properties import normalise
 from streambroker_core.wire.agent_rpc.job import GetStatus, GetView
 from streambroker_core.wire.agent_rpc.publisher import PublisherFinish
+from streambroker_core.wire.encoding.status import attribute_table, row_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from pe_agent.transport import broker_trust as tls
 from pe_agent.transport.broker_trust import BrokerTrust, TrustError
 from pe_agent.transport.deadline_connection import DeadlineSocket
 from pe_agent.transport.tokens import Token
-from streambroker_core.errors import StreambrokerError
+from streambroker_client.errors import BrokerUnavailableError, refusal_error
+from streambroker_client.tls_remedy import tls_remedy
 
 MAX_ANSWER = 64 << 20
 """Maximum bytes of a response."""
@@ -25,68 +25,6 @@ _RequestParts = tuple[str, str, "bytes | None", dict[str, str]]
 _MIN_TIMEOUT_S = 0.001
 
 _PORTS = {"http": 80, "https": 443}
-
-
-class BrokerUnavailableError(StreambrokerError):
-    """The broker does not respond, is not ready, or is overloaded.
-
-    Attributes:
-        sent: whether the request reached it, so that a change may have been made.
-        busy: whether it refused the request because of the caller's rate limit.
-    """
-
-    code = "BrokerUnavailable"
-
-    def __init__(self, message: str, *, sent: bool = False, busy: bool = False) -> None:
-        self.sent = sent
-        self.busy = busy
-        super().__init__(message)
-
-
-class BrokerRefusedError(StreambrokerError):
-    """The broker answered with a problem.
-
-    Attributes:
-        status: HTTP status.
-        problem: the whole body.
-        challenge: the ``WWW-Authenticate`` header; empty if absent.
-    """
-
-    def __init__(self, status: int, problem: dict[str, Any]) -> None:
-        self.status = status
-        self.problem = problem
-        self.challenge = ""
-        self.code = str(problem.get("code") or f"Http{status}")
-        super().__init__(str(problem.get("detail") or problem.get("title") or self.code))
-
-
-class UnknownPortError(BrokerRefusedError):
-    """The broker knows no such port, or no such PE."""
-
-
-class WrongKindError(BrokerRefusedError):
-    """The port exists and is of the other kind: by name, not by properties or subscription."""
-
-
-class ChangeRefusedError(BrokerRefusedError):
-    """The broker cannot apply the request; nothing was changed."""
-
-
-class NotAllowedError(BrokerRefusedError):
-    """The token is unknown, or has no permission for the request."""
-
-
-def _refusal_error(status: int, problem: dict[str, Any]) -> BrokerRefusedError:
-    code = problem.get("code")
-    if code in ("UnknownPort", "UnknownPE"):
-        return UnknownPortError(status, problem)
-    if code == "WrongKind":
-        return WrongKindError(status, problem)
-    if status in (401, 403):
-        return NotAllowedError(status, problem)
-    if status in (400, 413, 415, 422) and code not in ("RequestIdReused", None):
-        return ChangeRefusedError(status, problem)
-    return BrokerRefusedError(status, problem)
 
 
 class BrokerAnswer(NamedTuple):
@@ -252,7 +190,7 @@ class BrokerClient:
         except (OSError, ValueError, http.client.HTTPException) as error:
             connection.close()
             begun = connection.is_expired or (reached and self._trust is not None)
-            remedy = "" if begun else tls.remedy(error, self.url)
+            remedy = "" if begun else tls_remedy(error, self.url, "`BrokerAuth.ca`")
             raise self._unavailable_error(error, remedy, sent=reached) from error
 
     def _unavailable_error(
@@ -320,7 +258,7 @@ class BrokerClient:
                 busy=response.status == 429,
             )
         if response.status >= 400:
-            refusal = _refusal_error(response.status, parsed if isinstance(parsed, dict) else {})
+            refusal = refusal_error(response.status, parsed if isinstance(parsed, dict) else {})
             refusal.challenge = response.getheader("WWW-Authenticate", "")
             raise refusal
         headers = {k.lower(): v for k, v in response.getheaders()}
@@ -330,3 +268,12 @@ class BrokerClient:
 def pe_path(job: str, pe: int) -> str:
     """Return the path of a PE."""
     return f"/job/{quote(job, safe='')}/pe/{pe}"
+
+
+def __getattr__(name: str) -> Any:
+    """Return an error that was defined here before, with a warning."""
+    from streambroker_core.deprecation import deprecated_name
+
+    moved = ("BrokerRefusedError", "ChangeRefusedError", "UnknownPortError", "WrongKindError")
+    modules = dict.fromkeys(moved, "streambroker_client.errors")
+    return deprecated_name(__name__, name, modules, "streambroker.errors")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import logging
 import os
 import ssl
@@ -20,9 +19,6 @@ AGENT_NAME = "streambroker-agent"
 AGENT_CA_VARIABLE = "STREAMBROKER_AGENT_CA"
 CERTIFICATE_VARIABLE = "STREAMBROKER_AGENT_CERTIFICATE"
 KEY_VARIABLE = "STREAMBROKER_AGENT_KEY"
-
-_NAME_MISMATCH_CODES = (62, 64)
-"""OpenSSL codes of a valid certificate for another name or address."""
 
 log = logging.getLogger("pe_agent")
 
@@ -74,21 +70,3 @@ def resolve_broker_trust(file: str | Path | None) -> BrokerTrust:
     if chosen is not None:
         trust.context()
     return trust
-
-
-def remedy(error: Exception, url: str) -> str:
-    """Return the remedy if TLS may have caused a connection failure, else an empty text."""
-    scheme, _, rest = url.partition("://")
-    if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code in _NAME_MISMATCH_CODES:
-            return "Its certificate is for another name: use one of the names in it."
-        return (
-            "Its certificate is not signed by a trusted CA: give the CA's file with `BrokerAuth.ca`"
-            f" or {VARIABLE}."
-        )
-    if isinstance(error, ssl.SSLError):
-        return f"If it does not use TLS, use http://{rest}."
-    # A connection closed without a word or with an alert: HTTP at a TLS port ends like this.
-    if scheme == "http" and isinstance(error, ConnectionResetError | http.client.BadStatusLine):
-        return f"If it uses TLS, use https://{rest}."
-    return ""

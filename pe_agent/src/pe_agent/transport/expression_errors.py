@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pe_agent.transport.broker_client import BrokerRefusedError
+from streambroker_client.errors import BrokerRefusedError
 from streambroker_core.errors import ExpressionError, pointer_lines
 
 _FIELD_BY_CODE = {"SubscriptionInvalid": "subscription", "FilterInvalid": "filter"}

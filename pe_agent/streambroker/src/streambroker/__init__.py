@@ -12,6 +12,7 @@ from streambroker._lazy import lazy_names
 _MODULES = {
     "pe_agent.aligned.options": ["OperatorOptions"],
     "pe_agent.cep.column_conditions": ["Pattern"],
+    "pe_agent.client.connect": ["connect"],
     "pe_agent.client.reader": ["Reader", "read"],
     "pe_agent.client.writer": ["Writer", "writer"],
     "pe_agent.job.applied": ["NotAppliedError"],
@@ -29,7 +30,6 @@ _MODULES = {
     "pe_agent.job.settings": ["AgentOptions", "AgentTls", "BrokerAuth"],
     "pe_agent.job.statuses": [
         "ControlStatus",
-        "Explanation",
         "ExportStatus",
         "ImportStatus",
         "PeStatus",
@@ -47,7 +47,10 @@ _MODULES = {
         "control_stream",
         "stream",
     ],
-    "pe_agent.transport.broker_client": [
+    "streambroker_client.answers": ["Explanation"],
+    "streambroker_client.broker": ["Broker"],
+    "streambroker_client.errors": [
+        "BrokerError",
         "BrokerRefusedError",
         "BrokerUnavailableError",
         "ChangeRefusedError",
@@ -62,5 +65,5 @@ _MODULES = {
     "streambroker_core.control.tuples.payloads": ["Codec"],
     "streambroker_core.errors": ["AlignedError", "StreambrokerError"],
 }
-_SUBMODULES = ("errors", "functions", "operators", "patterns", "side", "testing")
+_SUBMODULES = ("broker", "errors", "functions", "operators", "patterns", "side", "testing")
 __getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES, _SUBMODULES)

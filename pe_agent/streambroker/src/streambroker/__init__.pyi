@@ -2,6 +2,7 @@
 
 from pe_agent.aligned.options import OperatorOptions as OperatorOptions
 from pe_agent.cep.column_conditions import Pattern as Pattern
+from pe_agent.client.connect import connect as connect
 from pe_agent.client.reader import Reader as Reader
 from pe_agent.client.reader import read as read
 from pe_agent.client.writer import Writer as Writer
@@ -24,7 +25,6 @@ from pe_agent.job.settings import AgentOptions as AgentOptions
 from pe_agent.job.settings import AgentTls as AgentTls
 from pe_agent.job.settings import BrokerAuth as BrokerAuth
 from pe_agent.job.statuses import ControlStatus as ControlStatus
-from pe_agent.job.statuses import Explanation as Explanation
 from pe_agent.job.statuses import ExportStatus as ExportStatus
 from pe_agent.job.statuses import ImportStatus as ImportStatus
 from pe_agent.job.statuses import PeStatus as PeStatus
@@ -41,18 +41,22 @@ from pe_agent.streams.stream import apply as apply
 from pe_agent.streams.stream import control_stream as control_stream
 from pe_agent.streams.stream import stream as stream
 from pe_agent.streams.subscribe import ImportSettings as ImportSettings
-from pe_agent.transport.broker_client import BrokerRefusedError as BrokerRefusedError
-from pe_agent.transport.broker_client import BrokerUnavailableError as BrokerUnavailableError
-from pe_agent.transport.broker_client import ChangeRefusedError as ChangeRefusedError
-from pe_agent.transport.broker_client import UnknownPortError as UnknownPortError
-from pe_agent.transport.broker_client import WrongKindError as WrongKindError
 from pe_agent.transport.flight_errors import AgentUnreachableError as AgentUnreachableError
+from streambroker import broker as broker
 from streambroker import errors as errors
 from streambroker import functions as functions
 from streambroker import operators as operators
 from streambroker import patterns as patterns
 from streambroker import side as side
 from streambroker import testing as testing
+from streambroker_client.answers import Explanation as Explanation
+from streambroker_client.broker import Broker as Broker
+from streambroker_client.errors import BrokerError as BrokerError
+from streambroker_client.errors import BrokerRefusedError as BrokerRefusedError
+from streambroker_client.errors import BrokerUnavailableError as BrokerUnavailableError
+from streambroker_client.errors import ChangeRefusedError as ChangeRefusedError
+from streambroker_client.errors import UnknownPortError as UnknownPortError
+from streambroker_client.errors import WrongKindError as WrongKindError
 from streambroker_core.cep.sql.spark_conditions import sql as sql
 from streambroker_core.control.operators.operator import Input as Input
 from streambroker_core.control.operators.operator import Operator as Operator

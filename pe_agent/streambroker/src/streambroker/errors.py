@@ -16,7 +16,8 @@ _MODULES = {
     "pe_agent.side.errors": ["PinError", "TableError"],
     "pe_agent.spark.local_session": ["JavaMissingError"],
     "pe_agent.transport.agent_tls": ["NotSecuredError"],
-    "pe_agent.transport.broker_client": [
+    "streambroker_client.errors": [
+        "BrokerError",
         "BrokerRefusedError",
         "BrokerUnavailableError",
         "ChangeRefusedError",

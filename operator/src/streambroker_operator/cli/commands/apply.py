@@ -57,10 +57,10 @@ def _apply(options: argparse.Namespace) -> int:
         for resource in documents.resources:
             print_text(f"{kind_of(resource).lower()} {resource.key} can be read (dry run)\n")
         return OK
-    client = client_for(options)
+    broker = client_for(options)
     if options.dry_run == "server":
-        return show_forecast(client, options, documents.resources, [])
-    return apply_all(client, options, documents.resources)
+        return show_forecast(broker, options, documents.resources, [])
+    return apply_all(broker, options, documents.resources)
 
 
 def _whatif(options: argparse.Namespace) -> int:
@@ -71,11 +71,11 @@ def _whatif(options: argparse.Namespace) -> int:
         documents = read_resources(options.file, options.namespace)
         print_notes(documents.notes)
         resources = documents.resources
-    client = client_for(options)
+    broker = client_for(options)
     deleted = [
         removal
         for word in options.delete
         for target in read_named_targets([word])
-        for removal in resolve_target(client, target, options.namespace)[0]
+        for removal in resolve_target(broker, target, options.namespace)[0]
     ]
-    return show_forecast(client, options, resources, deleted)
+    return show_forecast(broker, options, resources, deleted)

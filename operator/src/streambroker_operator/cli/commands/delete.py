@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from streambroker_client.broker import Broker
+from streambroker_client.errors import BrokerError, broker_error
 from streambroker_core.model import Kind, PeKey, Removal, kind_of, name_of
 from streambroker_core.wire.manifests.ports import PLURALS
 from streambroker_operator.cli.io import errors
-from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.manifest_files import read_resources
 from streambroker_operator.cli.io.options import add_remote_command, client_for
 from streambroker_operator.cli.io.targets import (
@@ -17,13 +18,11 @@ from streambroker_operator.cli.io.targets import (
     find_items,
     find_port,
     item_names,
-    pe_path,
     read_targets,
     with_suggestion,
 )
 from streambroker_operator.cli.io.terminal import print_text
 from streambroker_operator.cli.output import changes
-from streambroker_operator.errors import RequestError
 
 RESOURCE = "KIND/NAME | KIND NAME… | KIND JOB PE PORT"
 KIND_WORDS: dict[str, Kind] = {plural: kind for kind, plural in PLURALS.items()}
@@ -54,16 +53,16 @@ def add(commands: Any) -> None:
 def _delete(options: argparse.Namespace) -> int:
     if bool(options.file) == bool(options.words):
         raise errors.UsageError("Give either -f FILE or `export|import JOB PE PORT` or KIND/NAME.")
-    client = client_for(options)
-    removals, pes = _read_files(options) if options.file else _resolve_words(client, options)
+    broker = client_for(options)
+    removals, pes = _read_files(options) if options.file else _resolve_words(broker, options)
     if options.dry_run == "server":
-        return changes.show_forecast(client, options, [], removals)
+        return changes.show_forecast(broker, options, [], removals)
     if options.dry_run == "client":
         for kind, key in [*((one.kind, one.key) for one in removals), *(("pe", pe) for pe in pes)]:
             print_text(f"{kind.lower()} {key} would be deleted (dry run)\n")
         return errors.OK
-    return _delete_ports(client, options, removals) or _delete_pes(
-        client, options, pes, len(removals)
+    return _delete_ports(broker, options, removals) or _delete_pes(
+        broker, options, pes, len(removals)
     )
 
 
@@ -74,28 +73,28 @@ def _read_files(options: argparse.Namespace) -> tuple[list[Removal], list[PeKey]
     ], []
 
 
-def _empty_pes(client: BrokerClient, options: argparse.Namespace) -> list[PeKey]:
+def _empty_pes(broker: Broker, options: argparse.Namespace) -> list[PeKey]:
     """Return the PEs without ports and without an agent, for `delete pes --all`."""
     if [target.kinds for target in read_targets(options.words)] != [("pes",)]:
         raise errors.UsageError("--all is for PEs without ports: `streambroker delete pes --all`.")
     return [
         PeKey.parse(item_names("pes", item)[1])
-        for item in client.items("/pes", namespace=options.namespace)
+        for item in broker.pes()
         if not (item["exports"] or item["imports"] or item["location"])
     ]
 
 
 def _resolve_words(
-    client: BrokerClient, options: argparse.Namespace
+    broker: Broker, options: argparse.Namespace
 ) -> tuple[list[Removal], list[PeKey]]:
     if options.all:
-        return [], _empty_pes(client, options)
+        return [], _empty_pes(broker, options)
     removals: list[Removal] = []
     pes: list[PeKey] = []
     for target in read_named_targets(options.words):
         try:
-            ports, target_pes = resolve_target(client, target, options.namespace)
-        except RequestError as error:
+            ports, target_pes = resolve_target(broker, target, options.namespace)
+        except BrokerError as error:
             if error.status != 404 or not options.ignore_not_found:
                 raise
         else:
@@ -114,30 +113,28 @@ def read_named_targets(words: Sequence[str]) -> list[Target]:
 
 
 def resolve_target(
-    client: BrokerClient, target: Target, namespace: str
+    broker: Broker, target: Target, namespace: str
 ) -> tuple[list[Removal], list[PeKey]]:
     """Return the one port, or the PEs, of a target.
 
     Raises:
-        RequestError: no resource has that name.
+        BrokerError: no resource has that name.
         UsageError: an export and an import have that name.
     """
     kinds, name = target.kinds, target.name or ""
     if len(kinds) > 1:
-        items = find_items(client, target, namespace)
+        items = find_items(broker, target, namespace)
         if len(items) > 1:
             both = " and ".join(f"{kind.removesuffix('s')}/{name}" for kind, _ in items)
             raise errors.UsageError(f"{name!r} may be {both}; write one of them.")
         kinds = (items[0][0],)
     if kinds[0] in KIND_WORDS:
-        return [Removal(KIND_WORDS[kinds[0]], find_port(client, kinds[0], name, namespace))], []
-    matches = find_items(client, Target(kinds=kinds, name=name), namespace)
+        return [Removal(KIND_WORDS[kinds[0]], find_port(broker, kinds[0], name, namespace))], []
+    matches = find_items(broker, Target(kinds=kinds, name=name), namespace)
     return [], [PeKey.parse(item_names("pes", item)[1]) for _, items in matches for item in items]
 
 
-def _delete_ports(
-    client: BrokerClient, options: argparse.Namespace, removals: Sequence[Removal]
-) -> int:
+def _delete_ports(broker: Broker, options: argparse.Namespace, removals: Sequence[Removal]) -> int:
     parts = [
         list(removals[at : at + changes.MAX_CHANGES])
         for at in range(0, len(removals), changes.MAX_CHANGES)
@@ -148,12 +145,12 @@ def _delete_ports(
         remaining = part
         while remaining:
             try:
-                changes.change_all(client, options, [], remaining, options.max_removed)
+                changes.change_all(broker, options, [], remaining, options.max_removed)
                 break
-            except RequestError as error:
+            except BrokerError as error:
                 absent = _absent_indices(error) if options.ignore_not_found else set()
                 if not absent:
-                    _add_suggestion(client, remaining, error)
+                    _add_suggestion(broker, remaining, error)
                     return changes.report_refusal(error, [], "deleted", done, len(removals))
                 remaining = [
                     removal for index, removal in enumerate(remaining) if index not in absent
@@ -162,7 +159,7 @@ def _delete_ports(
     return errors.OK
 
 
-def _absent_indices(error: RequestError) -> set[int]:
+def _absent_indices(error: BrokerError) -> set[int]:
     """Return the indices of absent resources; empty if there was any other problem."""
     problems = changes.refused_problems(error)
     if any(problem["code"] not in changes.ABSENT_CODES for problem in problems):
@@ -173,23 +170,23 @@ def _absent_indices(error: RequestError) -> set[int]:
     return {problem["index"] for problem in problems}
 
 
-def _add_suggestion(client: BrokerClient, removals: Sequence[Removal], error: RequestError) -> None:
+def _add_suggestion(broker: Broker, removals: Sequence[Removal], error: BrokerError) -> None:
     """Add the nearest existing port to the error for an unknown port."""
     problems = changes.refused_problems(error)
     if len(problems) == 1 and problems[0]["code"] == "UnknownPort":
         (problem,) = problems
         kind, key, _ = removals[problem["index"]]
-        not_found = RequestError(404, "UnknownPort", problem["detail"])
-        problem["detail"] = str(with_suggestion(client, PLURALS[kind], key, not_found))
+        not_found = broker_error(404, "UnknownPort", problem["detail"])
+        problem["detail"] = str(with_suggestion(broker, PLURALS[kind], key, not_found))
 
 
 def _delete_pes(
-    client: BrokerClient, options: argparse.Namespace, pes: Sequence[PeKey], before: int
+    broker: Broker, options: argparse.Namespace, pes: Sequence[PeKey], before: int
 ) -> int:
     for done, pe in enumerate(pes, before):
         try:
-            client.change("DELETE", pe_path(pe), namespace=pe.namespace)
-        except RequestError as error:
+            broker.delete_pe(pe)
+        except BrokerError as error:
             if error.status == 404 and options.ignore_not_found:
                 continue
             errors.print_error(error)

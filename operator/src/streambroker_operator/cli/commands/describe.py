@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from streambroker_operator.cli.commands.diagnose import fetch_explanation
+from streambroker_client.broker import Broker
+from streambroker_client.errors import BrokerError
+from streambroker_operator.cli.commands.diagnose import explain_ports
 from streambroker_operator.cli.commands.get import WHAT
 from streambroker_operator.cli.commands.top import COLUMNS, METRIC_COLUMNS
 from streambroker_operator.cli.io import terminal
-from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import (
     add_everywhere,
@@ -28,7 +29,6 @@ from streambroker_operator.cli.io.targets import (
     select_items,
 )
 from streambroker_operator.cli.output.table import as_yaml, shorten
-from streambroker_operator.errors import RequestError
 
 MAX_NEAREST = 5
 """Maximum number of unconnected pairs shown."""
@@ -70,25 +70,25 @@ def add(commands: Any) -> None:
 
 
 def _describe(options: argparse.Namespace) -> int:
-    targets, client = read_targets(options.words), client_for(options)
+    targets, broker = read_targets(options.words), client_for(options)
     parts = []
     for target in targets:
         if target.kinds == ("routes",) and target.name is None:
             raise UsageError("Name a route by one of its ports: `describe route JOB/PE/PORT`.")
-        for kind, items in find_items(client, target, namespace_for(options)):
-            parts += [_DESCRIBERS[kind](client, kind, item) for item in items]
+        for kind, items in find_items(broker, target, namespace_for(options)):
+            parts += [_DESCRIBERS[kind](broker, kind, item) for item in items]
     terminal.print_text("\n".join(parts) if parts else "nothing to describe\n")
     return OK
 
 
-def _describe_resource(client: BrokerClient, kind: str, item: Item) -> str:
+def _describe_resource(broker: Broker, kind: str, item: Item) -> str:
     metadata, spec = item["metadata"], item["spec"]
     key = f"{metadata['namespace']}/{port_text(spec)}"
     status = item.get("status") or {}
-    routes = select_items("routes", client.items("/routes", namespace=metadata["namespace"]), key)
+    routes = select_items("routes", broker.in_namespace(metadata["namespace"]).routes(), key)
     side = SINGULAR[kind]
     routes = [route for route in routes if route[side] == key]
-    near, lint = _nearest_unmatched(client, kind, key, status)
+    near, lint = _nearest_unmatched(broker, kind, key, status)
     displayed_spec = {k: v for k, v in spec.items() if k not in ("job", "pe", "port")}
     lines = [
         f"Name:        {metadata['name']}",
@@ -141,7 +141,7 @@ def _status(status: Item) -> list[str]:
 
 
 def _nearest_unmatched(
-    client: BrokerClient, kind: str, key: str, status: Item
+    broker: Broker, kind: str, key: str, status: Item
 ) -> tuple[list[Item], list[str]]:
     """Return the nearest pairs that do not match, and the linter's messages.
 
@@ -153,14 +153,14 @@ def _nearest_unmatched(
     if limit > MAX_EXPLAINED:
         return refused, []
     try:
-        answer = fetch_explanation(client, {SINGULAR[kind]: key}, limit)
-    except RequestError as error:
+        answer = explain_ports(broker, {kind: key}, limit)
+    except BrokerError as error:
         if error.status != 404:
             raise
         return refused, []
-    pairs = [pair for pair in answer["pairs"] if not pair["matched"]]
-    lint = [finding for finding in answer["lint"] if finding["code"] not in _HARMLESS_FINDINGS]
-    return pairs[:MAX_NEAREST], [str(finding["message"]) for finding in lint]
+    pairs: list[Item] = [pair for pair in answer.pairs if not pair.matched]
+    lint = [finding for finding in answer.lint if finding.code not in _HARMLESS_FINDINGS]
+    return pairs[:MAX_NEAREST], [finding.message for finding in lint]
 
 
 def _advice(
@@ -195,11 +195,11 @@ def _pair_line(pair: Item, kind: str, status: Item) -> str:
     return f"{other}  {pair['reason']}" + (f": {message}" if message else "")
 
 
-def _describe_pe(client: BrokerClient, kind: str, item: Item) -> str:
+def _describe_pe(broker: Broker, kind: str, item: Item) -> str:
     key = item_names(kind, item)[1]
     routes = [
         route
-        for route in client.items("/routes", namespace=item["namespace"])
+        for route in broker.in_namespace(item["namespace"]).routes()
         if key in (route["export"].rpartition("/")[0], route["import"].rpartition("/")[0])
     ]
     last_contact = terminal.format_age(item.get("seen"))
@@ -233,22 +233,22 @@ def _silence_advice(item: Item) -> list[str]:
     return [f"Its agent {problem}: is the job running, and does it reach the broker?"]
 
 
-def _describe_route(client: BrokerClient, _kind: str, item: Item) -> str:
+def _describe_route(broker: Broker, _kind: str, item: Item) -> str:
     namespace = item["export"].partition("/")[0]
     lines = [
         f"Export:  {item['export']}",
         f"Import:  {item['import']}",
         f"Policy:  {item['policy']}",
         f"Filter:  {item['filter'] or '-'}",
-        *_block("Figures", _metric_lines(client, namespace, item)),
+        *_block("Figures", _metric_lines(broker, namespace, item)),
     ]
     return _text(lines)
 
 
-def _metric_lines(client: BrokerClient, namespace: str, item: Item) -> list[str]:
+def _metric_lines(broker: Broker, namespace: str, item: Item) -> list[str]:
     """Return the metrics of a route, one line per column of `top`."""
     ends = (item["export"], item["import"])
-    for row in client.call("GET", "/top", namespace=namespace)["routes"]:
+    for row in broker.in_namespace(namespace).top().routes:
         if (row["export"], row["import"]) == ends:
             return [
                 f"{name.capitalize() + ':':<12} {COLUMNS[name](row)}" for name in METRIC_COLUMNS

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streambroker_operator.cli.io.client import BrokerClient
+from streambroker_client.answers import Explanation
+from streambroker_client.broker import Broker, Port
 from streambroker_operator.cli.io.errors import OK, REFUSED, UsageError
 from streambroker_operator.cli.io.options import (
     add_everywhere,
@@ -43,24 +44,23 @@ def add(commands: Any) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    client = client_for(options)
-    query = {
-        kind.removesuffix("s"): str(find_port(client, kind, word, options.namespace))
+    broker = client_for(options)
+    ports = {
+        kind: find_port(broker, kind, word, options.namespace)
         for kind, word in read_pair(options.words).items()
     }
-    answer = fetch_explanation(client, query, options.limit)
-    _print(answer, options.output)
+    answer = explain_ports(broker, ports, options.limit)
+    _print(answer, answer.text, options.output)
     return OK
 
 
-def _print(answer: Any, output: str) -> None:
-    print_answer(answer, output, sanitise(str(answer["text"]).rstrip("\n")) + "\n")
+def _print(answer: Any, text: str, output: str) -> None:
+    print_answer(answer, output, sanitise(text.rstrip("\n")) + "\n")
 
 
-def fetch_explanation(client: BrokerClient, query: dict[str, str], limit: int) -> Any:
-    """Fetch the explanation of an ``import``, an ``export``, or both."""
-    parameters = {**query, "limit": str(limit)}
-    return client.call("GET", "/explain", **parameters)
+def explain_ports(broker: Broker, ports: Mapping[str, Port], limit: int) -> Explanation:
+    """Fetch the explanation of a port of ``imports``, of ``exports``, or of both."""
+    return broker.explain(import_=ports.get("imports"), export=ports.get("exports"), limit=limit)
 
 
 def read_pair(words: Sequence[str]) -> dict[str, str]:
@@ -107,6 +107,6 @@ def _kind_prefix(word: str) -> str | None:
 
 
 def _lint(options: argparse.Namespace) -> int:
-    answer = client_for(options).call("GET", "/lint", namespace=namespace_for(options))
-    _print(answer, options.output)
-    return REFUSED if options.strict and answer["findings"] else OK
+    answer = client_for(options).in_namespace(namespace_for(options)).lint()
+    _print(answer, answer.text, options.output)
+    return REFUSED if options.strict and answer.findings else OK

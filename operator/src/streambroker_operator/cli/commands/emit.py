@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from streambroker_client.broker import Broker, pe_path, port_path
+from streambroker_client.errors import BrokerError, with_members
 from streambroker_core.control.tuples import Delivery
 from streambroker_core.control.tuples.envelope import DELIVERIES
 from streambroker_core.deprecation import CHANGED_DELIVERY
-from streambroker_core.errors import ManifestError
+from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.model import PeKey, PortKey
-from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError, print_notes
 from streambroker_operator.cli.io.manifest_files import read_value
 from streambroker_operator.cli.io.options import (
@@ -24,10 +25,9 @@ from streambroker_operator.cli.io.options import (
     one_of,
     parse_seconds,
 )
-from streambroker_operator.cli.io.targets import find_port, pe_path, port_path, with_suggestion
+from streambroker_operator.cli.io.targets import find_port, with_suggestion
 from streambroker_operator.cli.io.terminal import one_line, print_text
 from streambroker_operator.cli.output.table import as_json
-from streambroker_operator.errors import RequestError
 
 TIMEOUT_S = 60.0
 PAUSE_S, MAX_PAUSE_S = 0.2, 2.0
@@ -43,6 +43,10 @@ class _Destination:
     path: str
     namespace: str
     export: PortKey | None = None
+
+
+class _NotAppliedError(StreambrokerError):
+    code = "NotApplied"
 
 
 def add(commands: Any) -> None:
@@ -89,18 +93,18 @@ def add(commands: Any) -> None:
 
 
 def _emit(options: argparse.Namespace) -> int:
-    client = client_for(options)
+    broker = client_for(options)
     if options.delivery is None:
         print_notes([CHANGED_DELIVERY])
     body = _body(options)
-    destination = _resolve_destination(client, options)
+    destination = _resolve_destination(broker, options)
     deadline = time.monotonic() + options.timeout
     request_id = options.request_id or uuid.uuid4().hex
-    answer = _send(client, destination, body, request_id, deadline)
+    answer = _send(broker, destination, body, request_id, deadline)
     if options.output == "text":
         print_text(f"{destination.name} emitted {one_line(options.type)} {answer['id']}\n")
     if options.wait:
-        answer = _wait_applied(client, destination, answer, request_id, deadline, options.timeout)
+        answer = _wait_applied(broker, destination, answer, request_id, deadline, options.timeout)
         if options.output == "text":
             print_text(f"{destination.name} applied {answer['id']} by {len(answer['readers'])}\n")
     if options.output == "json":
@@ -138,7 +142,7 @@ def _parse_time(text: str) -> int:
     return (elapsed.days * 86_400 + elapsed.seconds) * _MICROSECONDS + elapsed.microseconds
 
 
-def _resolve_destination(client: BrokerClient, options: argparse.Namespace) -> _Destination:
+def _resolve_destination(broker: Broker, options: argparse.Namespace) -> _Destination:
     word = str(options.aim)
     rest = word.removeprefix("pe/") if word.count("/") > 1 else word
     if rest.count("/") == 1 and rest.rpartition("/")[2].isdigit():
@@ -147,13 +151,13 @@ def _resolve_destination(client: BrokerClient, options: argparse.Namespace) -> _
         except ManifestError as error:
             raise UsageError(f"{rest!r} is not JOB/PE: {error.reason}.") from error
         return _Destination(name=f"pe {pe}", path=f"{pe_path(pe)}/control", namespace=pe.namespace)
-    key = find_port(client, "exports", word, options.namespace)
+    key = find_port(broker, "exports", word, options.namespace)
     path = f"{port_path('export', key)}/control"
     return _Destination(name=f"export {key}", path=path, namespace=key.namespace, export=key)
 
 
 def _send(
-    client: BrokerClient,
+    broker: Broker,
     destination: _Destination,
     body: dict[str, Any],
     request_id: str,
@@ -162,7 +166,7 @@ def _send(
     """Send a tuple; retry until the deadline while the agent is away."""
     while True:
         try:
-            answer: dict[str, Any] = client.change(
+            answer: dict[str, Any] = broker.connection.change(
                 "POST",
                 destination.path,
                 body,
@@ -170,28 +174,28 @@ def _send(
                 namespace=destination.namespace,
             )
             return answer
-        except RequestError as error:
-            pause = float(error.facts.get("retryAfter", PAUSE_S))
+        except BrokerError as error:
+            pause = float(error.problem.get("retryAfter", PAUSE_S))
             if error.code != "AgentAway" or time.monotonic() + pause > deadline:
-                raise _explain_error(client, destination, error, request_id) from error
+                raise _explain_error(broker, destination, error, request_id) from error
             time.sleep(pause)
 
 
 def _explain_error(
-    client: BrokerClient, destination: _Destination, error: RequestError, request_id: str
-) -> RequestError:
+    broker: Broker, destination: _Destination, error: BrokerError, request_id: str
+) -> BrokerError:
     if error.code == "AgentAway":
         text = f"{error} `--request-id {request_id}` repeats this one."
-        return RequestError(error.status, error.code, text, facts=error.facts)
+        return with_members(error, detail=text)
     return (
         error
         if destination.export is None
-        else with_suggestion(client, "exports", destination.export, error)
+        else with_suggestion(broker, "exports", destination.export, error)
     )
 
 
 def _wait_applied(
-    client: BrokerClient,
+    broker: Broker,
     destination: _Destination,
     answer: dict[str, Any],
     request_id: str,
@@ -202,9 +206,7 @@ def _wait_applied(
     pause = PAUSE_S
     while not answer["applied"]:
         if time.monotonic() + pause > deadline:
-            raise RequestError(
-                0,
-                "NotApplied",
+            raise _NotAppliedError(
                 f"{answer['id']} is emitted, and {_pending_text(answer)} after {timeout:g} s."
                 f" `--request-id {request_id} --wait` continues to wait.",
             )
@@ -212,8 +214,8 @@ def _wait_applied(
         pause = min(MAX_PAUSE_S, 2 * pause)
         path = f"{destination.path}/{answer['id']}"
         try:
-            answer = client.call("GET", path, namespace=destination.namespace)
-        except RequestError as error:
+            answer = broker.connection.call("GET", path, namespace=destination.namespace)
+        except BrokerError as error:
             if error.code != "AgentAway":
                 raise
     return answer

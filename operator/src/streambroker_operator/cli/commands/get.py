@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
 
+from streambroker_client.broker import Broker
+from streambroker_client.errors import BrokerUnavailableError, broker_error
+from streambroker_client.events import RESET, Event
 from streambroker_core.errors import SubscriptionError
-from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
-from streambroker_operator.cli.io.event_stream import RESET, Event, follow_events
 from streambroker_operator.cli.io.options import (
     add_everywhere,
     add_output,
@@ -28,13 +29,13 @@ from streambroker_operator.cli.io.targets import (
     Target,
     find_items,
     item_names,
+    list_items,
     read_targets,
     select_items,
     target_namespace,
 )
 from streambroker_operator.cli.io.terminal import Colour, one_line, paint, print_text
 from streambroker_operator.cli.output import table
-from streambroker_operator.errors import RequestError
 
 WHAT = "KIND [NAME…] | KIND/NAME | JOB/PE/PORT"
 _COLOURS: dict[str, Colour] = {"ADDED": "green", "DELETED": "red"}
@@ -60,13 +61,13 @@ def add(commands: Any) -> None:
 
 
 def _get(options: argparse.Namespace) -> int:
-    targets, client = read_targets(options.words), client_for(options)
+    targets, broker = read_targets(options.words), client_for(options)
     matches = _match_filter(options.match, targets)
     if options.watch:
-        return _get_and_watch(options, targets, client, matches)
+        return _get_and_watch(options, targets, broker, matches)
     matched = [
         (kind, [item for item in items if matches(item)])
-        for kind, items in _find_all(client, targets, namespace_for(options))
+        for kind, items in _find_all(broker, targets, namespace_for(options))
     ]
     if options.output in ("json", "yaml"):
         found = [table.with_kind(kind, item) for kind, items in matched for item in items]
@@ -109,17 +110,17 @@ def _match_filter(text: str | None, targets: Sequence[Target]) -> Callable[[Item
     try:
         expression = parse(text, "subscription")
     except SubscriptionError as error:
-        facts = {"text": text, "position": error.position}
-        raise RequestError(0, error.code, str(error), facts=facts) from error
+        facts: Item = {"text": text, "position": error.position}
+        raise broker_error(422, error.code, str(error), **facts) from error
     return lambda item: expression.evaluate(item["spec"].get("properties") or {}) is True
 
 
 def _find_all(
-    client: BrokerClient, targets: Sequence[Target], namespace: str
+    broker: Broker, targets: Sequence[Target], namespace: str
 ) -> list[tuple[str, list[Item]]]:
     by_kind: dict[str, list[Item]] = {}
     for target in targets:
-        for kind, items in find_items(client, target, namespace):
+        for kind, items in find_items(broker, target, namespace):
             collected = by_kind.setdefault(kind, [])
             collected += [item for item in items if item not in collected]
     return list(by_kind.items())
@@ -128,20 +129,20 @@ def _find_all(
 def _get_and_watch(
     options: argparse.Namespace,
     targets: Sequence[Target],
-    client: BrokerClient,
+    broker: Broker,
     matches: Callable[[Item], bool],
 ) -> int:
     namespace = _watch_namespace(targets, namespace_for(options))
-    _check_names(client, targets, namespace)
+    _check_names(broker, targets, namespace)
     tables = {
         kind: _WatchTable(kind, options, titled=len(_kinds(targets)) > 1)
         for kind in _kinds(targets)
     }
-    for event in follow_events(client, namespace):
+    for event in broker.in_namespace(namespace).watch(on_away=_report_away):
         if event.name == RESET:
             for target in targets:
                 for kind in target.kinds:
-                    items = client.items(f"/{kind}", namespace=namespace)
+                    items = list_items(broker, kind, namespace)
                     tables[kind].show_initial(
                         [item for item in select_items(kind, items, target.name) if matches(item)]
                     )
@@ -150,6 +151,10 @@ def _get_and_watch(
                 event.change, event.item, is_selected=matches(event.item)
             )
     return OK
+
+
+def _report_away(error: BrokerUnavailableError) -> None:
+    sys.stderr.write(f"streambroker: {error.code}: {error} Trying again.\n")
 
 
 def _watch_namespace(targets: Sequence[Target], namespace: str) -> str:
@@ -162,13 +167,13 @@ def _watch_namespace(targets: Sequence[Target], namespace: str) -> str:
     return namespaces.pop()
 
 
-def _check_names(client: BrokerClient, targets: Sequence[Target], namespace: str) -> None:
+def _check_names(broker: Broker, targets: Sequence[Target], namespace: str) -> None:
     """Refuse unknown names; for a route, each of its ends must exist, but not the route itself."""
     for target in targets:
         ends = target.name.split(":") if target.name is not None else []
         for name in ends:
-            kinds = PORT_KINDS if target.kinds == ("routes",) else target.kinds
-            find_items(client, Target(kinds=kinds, name=name), namespace)
+            kinds = tuple(PORT_KINDS) if target.kinds == ("routes",) else target.kinds
+            find_items(broker, Target(kinds=kinds, name=name), namespace)
 
 
 def _kinds(targets: Sequence[Target]) -> list[str]:
@@ -264,11 +269,11 @@ class _WatchTable:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    targets, client = read_targets(options.words), client_for(options)
+    targets, broker = read_targets(options.words), client_for(options)
     namespace = _watch_namespace(targets, namespace_for(options))
-    _check_names(client, targets, namespace)
+    _check_names(broker, targets, namespace)
     has_started = False
-    for event in follow_events(client, namespace):
+    for event in broker.in_namespace(namespace).watch(on_away=_report_away):
         if event.name == RESET:
             if has_started:
                 sys.stderr.write("streambroker: events were missed; `streambroker get` lists all\n")

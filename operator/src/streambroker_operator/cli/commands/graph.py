@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from streambroker_client.answers import Graph
+from streambroker_client.broker import Broker
 from streambroker_core.model import job_of
-from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import (
     add_everywhere,
@@ -16,7 +17,6 @@ from streambroker_operator.cli.io.options import (
     namespace_for,
     one_of,
 )
-from streambroker_operator.cli.io.targets import item_names
 from streambroker_operator.cli.io.terminal import print_text
 from streambroker_operator.cli.output.graph import Drawing, draw_dot, draw_mermaid, make_drawing
 from streambroker_operator.cli.output.graph_html import draw_html
@@ -78,16 +78,13 @@ def _between(low: int, high: int) -> Any:
 
 
 def _graph(options: argparse.Namespace) -> int:
-    client, namespace = client_for(options), namespace_for(options)
-    query = {
-        "namespace": namespace,
-        **({"match": options.match} if options.match else {}),
-        **({"group": options.group} if options.group else {}),
-    }
-    answers = [client.call("GET", "/graph", **query, **part) for part in _parts(options)]
-    found = answers[0] if len(answers) == 1 else _joined(answers)
+    broker = client_for(options).in_namespace(namespace_for(options))
+    answers = [
+        broker.graph(match=options.match, group=options.group, **part) for part in _parts(options)
+    ]
+    found = answers[0].to_json() if len(answers) == 1 else _joined(answers)
     if options.why or options.near:
-        found["refused"] = _refused(client, namespace, found, options.near or DEFAULT_NEAREST)
+        found["refused"] = _refused(broker, found, options.near or DEFAULT_NEAREST)
     if options.output == "json":
         print_text(as_json(found))
     else:
@@ -96,18 +93,18 @@ def _graph(options: argparse.Namespace) -> int:
     return OK
 
 
-def _parts(options: argparse.Namespace) -> list[dict[str, str]]:
+def _parts(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the parameters of each question; several jobs share the limit."""
     jobs = [word if "/" in word else f"{options.namespace}/{word}" for word in options.words]
     if len(jobs) > options.limit:
         raise UsageError(f"{len(jobs)} jobs do not fit into --limit {options.limit}.")
     if not jobs:
-        return [{"limit": str(options.limit)}]
-    limit = str(options.limit // len(jobs))
-    return [{"focus": job, "hops": str(options.hops), "limit": limit} for job in jobs]
+        return [{"limit": options.limit}]
+    limit = options.limit // len(jobs)
+    return [{"focus": job, "hops": options.hops, "limit": limit} for job in jobs]
 
 
-def _joined(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _joined(answers: Sequence[Graph]) -> dict[str, Any]:
     """Return one answer with the nodes and edges of several, each once."""
     nodes = {node["id"]: node for answer in answers for node in answer["nodes"]}
     edges = {edge["id"]: edge for answer in answers for edge in answer["edges"]}
@@ -123,20 +120,14 @@ def _joined(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _refused(
-    client: BrokerClient, namespace: str, found: dict[str, Any], nearest: int
-) -> list[dict[str, Any]]:
+def _refused(broker: Broker, found: dict[str, Any], nearest: int) -> list[dict[str, Any]]:
     """Return the nearest pairs without a route of the imports that are drawn."""
     drawn = {node["id"] for node in found["nodes"]}
-    ports = [
-        item_names("imports", item)[-1] for item in client.items("/imports", namespace=namespace)
-    ]
-    imports = [port for port in ports if job_of(port) in drawn]
+    imports = [item.port for item in broker.imports() if job_of(item.port) in drawn]
     pairs: list[dict[str, Any]] = []
     for port in imports[:MAX_EXPLAINED]:
-        query = {"import": port, "limit": str(_EXPLAINED_PAIRS)}
-        answer = client.call("GET", "/explain", **query)
-        refused = [pair for pair in answer["pairs"] if not pair["matched"]]
+        answer = broker.explain(import_=port, limit=_EXPLAINED_PAIRS)
+        refused = [pair for pair in answer.pairs if not pair.matched]
         pairs += [
             {name: pair[name] for name in ("export", "import", "reason", "message", "distance")}
             for pair in refused[:nearest]

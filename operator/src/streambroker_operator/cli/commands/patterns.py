@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
-from urllib.parse import quote
 
+from streambroker_client.broker import Broker
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import RULE
-from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError, did_you_mean
 from streambroker_operator.cli.io.manifest_files import read_documents
 from streambroker_operator.cli.io.options import (
@@ -23,7 +21,6 @@ from streambroker_operator.cli.io.targets import Item
 from streambroker_operator.cli.io.terminal import format_age, print_text
 from streambroker_operator.cli.output.changes import add_file
 from streambroker_operator.cli.output.table import Columns, Table, render_document
-from streambroker_operator.rest.http.paths import JOBS
 
 _ACTIVE_WORDS = {"active": "True", "disabled": "Disabled", "absent": "False"}
 
@@ -53,10 +50,9 @@ def _run(options: argparse.Namespace) -> int:
     return action(options, client_for(options))
 
 
-def _list(options: argparse.Namespace, client: BrokerClient) -> int:
+def _list(options: argparse.Namespace, broker: Broker) -> int:
     job = _parse_job(options.words)
-    answer = client.call("GET", _path(job), namespace=options.namespace)
-    items: list[Item] = answer["patterns"]
+    items = broker.patterns(job).list()
     if options.output != "table":
         print_text(render_document(items, options.output))
     elif items:
@@ -64,11 +60,8 @@ def _list(options: argparse.Namespace, client: BrokerClient) -> int:
     return OK
 
 
-def _get(options: argparse.Namespace, client: BrokerClient) -> int:
-    manifests = [
-        client.call("GET", _path(job, rule), namespace=options.namespace)
-        for job, rule in _parse_rules(options.words)
-    ]
+def _get(options: argparse.Namespace, broker: Broker) -> int:
+    manifests = [broker.patterns(job).get(rule) for job, rule in _parse_rules(options.words)]
     if options.output != "table":
         print_text(render_document(manifests, options.output, single=len(manifests) == 1))
     else:
@@ -76,7 +69,7 @@ def _get(options: argparse.Namespace, client: BrokerClient) -> int:
     return OK
 
 
-def _put(options: argparse.Namespace, client: BrokerClient) -> int:
+def _put(options: argparse.Namespace, broker: Broker) -> int:
     job = _parse_job(options.words)
     rules = [
         (location, *_read_rule(document, location))
@@ -85,8 +78,8 @@ def _put(options: argparse.Namespace, client: BrokerClient) -> int:
     if not rules:
         raise UsageError("The files have no rule.")
     for _, rule, body in rules:
-        answer = _send_change(client, options, "PUT", _path(job, rule), body)
-        word = "created" if answer["created"] else "changed" if answer["changed"] else "unchanged"
+        answer = broker.patterns(job).put(rule, body, force=options.force)
+        word = "created" if answer.created else "changed" if answer.changed else "unchanged"
         print_text(f"pattern {job}/{rule} {word}\n")
     return OK
 
@@ -110,21 +103,18 @@ def _read_rule(document: Any, location: str) -> tuple[str, Any]:
     return rule, document
 
 
-def _change_each(
-    options: argparse.Namespace, client: BrokerClient, *, method: str, part: str = "", word: str
-) -> int:
+def _delete(options: argparse.Namespace, broker: Broker) -> int:
     for job, rule in _parse_rules(options.words):
-        _send_change(client, options, method, _path(job, rule) + part, None)
-        print_text(f"pattern {job}/{rule} {word}\n")
+        broker.patterns(job).delete(rule)
+        print_text(f"pattern {job}/{rule} deleted\n")
     return OK
 
 
-def _send_change(
-    client: BrokerClient, options: argparse.Namespace, method: str, path: str, body: Any
-) -> Mapping[str, Any]:
-    force = {"force": "true"} if options.force and method != "DELETE" else {}
-    answer = client.change(method, path, body, namespace=options.namespace, **force)
-    return answer or {"created": False, "changed": True}
+def _enable(options: argparse.Namespace, broker: Broker) -> int:
+    for job, rule in _parse_rules(options.words):
+        broker.patterns(job).enable(rule, force=options.force)
+        print_text(f"pattern {job}/{rule} enabled\n")
+    return OK
 
 
 def _parse_job(words: Sequence[str]) -> str:
@@ -138,11 +128,6 @@ def _parse_rules(words: Sequence[str]) -> list[tuple[str, str]]:
     if not parts or not all(job and slash and rule for job, slash, rule in parts):
         raise UsageError("Name rules as JOB/ID, as in `streambroker patterns get alerts/dear`.")
     return [(job, rule) for job, _, rule in parts]
-
-
-def _path(job: str, rule: str | None = None) -> str:
-    path = f"{JOBS}/{quote(job, safe='')}/patterns"
-    return path if rule is None else f"{path}/{quote(rule, safe='')}"
 
 
 def _text(value: Any) -> str:
@@ -169,10 +154,10 @@ _COLUMNS: Columns[Item] = {
     "REASON": lambda item: _reason(item["status"]),
     "AGE": lambda item: format_age(item["metadata"]["creationTimestamp"]),
 }
-ACTIONS: Mapping[str, Callable[[argparse.Namespace, BrokerClient], int]] = {
+ACTIONS: Mapping[str, Callable[[argparse.Namespace, Broker], int]] = {
     "list": _list,
     "get": _get,
     "put": _put,
-    "delete": partial(_change_each, method="DELETE", word="deleted"),
-    "enable": partial(_change_each, method="POST", part="/enable", word="enabled"),
+    "delete": _delete,
+    "enable": _enable,
 }

@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Any
 
+from streambroker_client.broker import port_path
 from streambroker_operator.cli.io.errors import OK, print_notes
 from streambroker_operator.cli.io.options import (
     add_remote_command,
@@ -18,7 +19,7 @@ from streambroker_operator.cli.io.options import (
     one_of,
     seconds_between,
 )
-from streambroker_operator.cli.io.targets import find_port, port_path
+from streambroker_operator.cli.io.targets import find_port
 from streambroker_operator.cli.io.terminal import one_line, print_text
 from streambroker_operator.cli.output.table import Table
 
@@ -51,20 +52,20 @@ def _count(text: str) -> int:
 
 
 def _peek(options: argparse.Namespace) -> int:
-    client = client_for(options)
-    key = find_port(client, "exports", options.export, options.namespace)
+    broker = client_for(options)
+    key = find_port(broker, "exports", options.export, options.namespace)
     path = f"{port_path('Export', key)}/rows"
     query = {"namespace": key.owner.namespace, "limit": str(options.rows)}
     query.update({"filter": options.filter} if options.filter else {})
     query.update({"columns": options.columns} if options.columns else {})
     query.update({"format": "arrow"} if options.output == "arrow" else {})
-    found = client.call("GET", path, **query)
+    found = broker.connection.call("GET", path, **query)
     printer = _Printer(options.output, [one["name"] for one in found["columns"]])
     printer.show(found)
     while options.follow:
         time.sleep(options.interval)
         after = {"after": found["position"]} if found["position"] else {}
-        found = client.call("GET", path, **{**query, "limit": str(MAX_ROWS), **after})
+        found = broker.connection.call("GET", path, **{**query, "limit": str(MAX_ROWS), **after})
         if found["truncated"]:
             print_notes(["More rows were published than are shown at a time: some are left out."])
         printer.show(found)

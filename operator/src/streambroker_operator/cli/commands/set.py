@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from streambroker_client.answers import PortChange
+from streambroker_client.broker import Broker
+from streambroker_client.errors import BrokerError
 from streambroker_core.model import PortKey
 from streambroker_core.model.properties import normalise
 from streambroker_core.wire.encoding.fields import Fields
-from streambroker_operator.cli.commands.diagnose import fetch_explanation
-from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError, print_notes, with_expression
 from streambroker_operator.cli.io.manifest_files import check_not_null, read_value
 from streambroker_operator.cli.io.options import add_force, add_remote_command, client_for
-from streambroker_operator.cli.io.targets import KIND_ALIASES, find_port, port_path, with_suggestion
+from streambroker_operator.cli.io.targets import KIND_ALIASES, find_port, with_suggestion
 from streambroker_operator.cli.io.terminal import one_line, print_text
 from streambroker_operator.cli.output.changes import routes_text
 from streambroker_operator.cli.output.table import properties_text, shorten
-from streambroker_operator.errors import RequestError
 
 IMPORT = "NAME EXPR | JOB/PE/PORT EXPR"
+_SETTERS: Mapping[str, Callable[..., PortChange]] = {
+    "filter": Broker.set_filter,
+    "subscription": Broker.set_subscription,
+    "properties": Broker.set_properties,
+}
 EXPORT = "NAME | JOB/PE/PORT, then NAME=VALUE… or one YAML mapping"
 
 
@@ -53,7 +58,7 @@ def _set_expression(options: argparse.Namespace, part: str) -> int:
             f"One port as NAME, JOB/PE/PORT or JOB PE PORT, then one expression in single quotes: "
             f"`streambroker set-{part} {address[0]} '{expression}'`."
         )
-    return _set(options, "imports", address, part, {part: text})
+    return _set(options, "imports", address, part, text)
 
 
 def _strip_kind(words: Sequence[str], kind: str) -> list[str]:
@@ -86,30 +91,28 @@ def _parse_properties(words: Sequence[str]) -> Any:
 
 
 def _set(
-    options: argparse.Namespace, kind: str, address: Sequence[str], part: str, body: Any
+    options: argparse.Namespace, kind: str, address: Sequence[str], part: str, value: Any
 ) -> int:
-    client = client_for(options)
-    key = find_port(client, kind, "/".join(address), options.namespace)
+    broker = client_for(options)
+    key = find_port(broker, kind, "/".join(address), options.namespace)
     word = kind.removesuffix("s")
     try:
-        path = f"{port_path(word, key)}/{part}"
-        query = {"force": "true"} if options.force else {}
-        answer = client.change("PUT", path, body, namespace=key.namespace, **query)
-    except RequestError as error:
-        raise with_expression(with_suggestion(client, kind, key, error), body) from error
-    outcome = "set" if answer["changed"] else "unchanged"
-    stored = f": {shorten(properties_text(body), 200)}" if kind == "exports" else ""
+        answer = _SETTERS[part](broker, key, value, force=options.force)
+    except BrokerError as error:
+        raise with_expression(with_suggestion(broker, kind, key, error), {part: value}) from error
+    outcome = "set" if answer.changed else "unchanged"
+    stored = f": {shorten(properties_text(value), 200)}" if kind == "exports" else ""
     print_text(f"{word} {key} {part} {outcome}{one_line(stored)}{routes_text(answer)}\n")
-    print_notes(answer.get("warnings", ()))
-    if kind == "imports" and not (answer["routes"]["kept"] or answer["routes"]["added"]):
-        print_notes(_lint_notes(client, key))
+    print_notes(answer.warnings)
+    if kind == "imports" and not (answer.kept or answer.added):
+        print_notes(_lint_notes(broker, key))
     return OK
 
 
-def _lint_notes(client: BrokerClient, key: PortKey) -> list[str]:
+def _lint_notes(broker: Broker, key: PortKey) -> list[str]:
     """Return the linter's messages for an import without a route; empty if the request fails."""
     try:
-        findings = fetch_explanation(client, {"import": str(key)}, 1)["lint"]
-    except RequestError:
+        findings = broker.explain(import_=key, limit=1).lint
+    except BrokerError:
         return []
-    return [str(finding["message"]) for finding in findings]
+    return [finding.message for finding in findings]

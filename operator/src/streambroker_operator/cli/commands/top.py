@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from streambroker_client.broker import Broker
+from streambroker_client.errors import BrokerUnavailableError
 from streambroker_core.wire.reports.route_states import STATE_ORDER, route_state
-from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import (
     add_everywhere,
@@ -44,7 +45,6 @@ from streambroker_operator.cli.output.table import (
     as_json,
     as_yaml,
 )
-from streambroker_operator.errors import RequestError
 
 INTERVAL_S = 2.0
 _CLEAR = "\x1b[H\x1b[J"
@@ -84,13 +84,13 @@ def add(commands: Any) -> None:
 
 
 def _top(options: argparse.Namespace) -> int:
-    client, namespace = client_for(options), namespace_for(options)
+    broker, namespace = client_for(options), namespace_for(options)
     selected = _targets(options.words)
-    targets = [port for target in selected for port in _port_targets(client, target, namespace)]
+    targets = [port for target in selected for port in _port_targets(broker, target, namespace)]
 
     def ask() -> TopSnapshot:
-        response = client.call("GET", "/top", namespace=namespace)
-        routes = sorted(_select_routes(response["routes"], targets), key=_SORT_KEYS[options.sort])
+        response = broker.in_namespace(namespace).top()
+        routes = sorted(_select_routes(response.routes, targets), key=_SORT_KEYS[options.sort])
         pes = {route[end].rpartition("/")[0] for route in routes for end in ("export", "import")}
         jobs = [
             [item for item in response.get(section, ()) if not options.words or item["pe"] in pes]
@@ -100,7 +100,7 @@ def _top(options: argparse.Namespace) -> int:
 
     if options.once or options.output not in ("table", "wide") or not is_terminal():
         return _print_once(ask(), options.output, namespace)
-    _run_live(ask, options.interval, client.url)
+    _run_live(ask, options.interval, broker.connection.url)
     return OK
 
 
@@ -114,11 +114,11 @@ def _targets(words: Sequence[str]) -> list[Target]:
     return named or targets
 
 
-def _port_targets(client: BrokerClient, target: Target, namespace: str) -> list[Target]:
+def _port_targets(broker: Broker, target: Target, namespace: str) -> list[Target]:
     """Return a target by the ports of its resources, as routes name them."""
     if target.name is None or target.kinds == ("routes",):
         return [target]
-    matches = find_items(client, target, namespace)
+    matches = find_items(broker, target, namespace)
     return [
         Target(kinds=("routes",), name=end)
         for kind, items in matches
@@ -176,9 +176,7 @@ def _run_live(fetch: Callable[[], TopSnapshot], interval_s: float, url: str) -> 
         time.sleep(interval_s)
         try:
             snapshot, note = fetch(), ""
-        except RequestError as error:
-            if error.status not in (0, 429, 503):
-                raise
+        except BrokerUnavailableError as error:
             note = f"{error.code}: metrics are not updated; trying again"
 
 

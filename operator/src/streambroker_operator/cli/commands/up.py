@@ -7,14 +7,14 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from streambroker_client.errors import BrokerError
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import add_output, add_remote_command, client_for, one_of
 from streambroker_operator.cli.io.terminal import print_text
 from streambroker_operator.cli.output.table import print_answer
-from streambroker_operator.errors import RequestError
 
 if TYPE_CHECKING:
-    from streambroker_operator.cli.io.client import BrokerClient
+    from streambroker_client.connection import Connection
 
 MAX_TCP_PORT = 65_535
 
@@ -148,18 +148,18 @@ def _version(options: argparse.Namespace) -> int:
 
     versions: dict[str, Any] = {"client": version("streambroker-operator")}
     if not options.client:
-        versions["broker"] = _broker_version(client_for(options))
+        versions["broker"] = _broker_version(client_for(options).connection)
     text = "".join(f"{name} {version_}\n" for name, version_ in versions.items())
     print_answer(versions, options.output, text)
     return OK
 
 
-def _broker_version(client: BrokerClient) -> str:
+def _broker_version(connection: Connection) -> str:
     """Return the version of the broker's REST interface, or why it is unknown."""
     try:
-        answer = client.call("GET", "/api/openapi.json")
-        return f"{answer['info']['version']} at {client.url}"
-    except RequestError as error:
-        return f"unknown: {error.code} at {client.url}"
+        answer = connection.call("GET", "/api/openapi.json")
+        return f"{answer['info']['version']} at {connection.url}"
+    except BrokerError as error:
+        return f"unknown: {error.code} at {connection.url}"
     except (KeyError, TypeError):
-        return f"unknown at {client.url}"
+        return f"unknown at {connection.url}"

@@ -6,9 +6,9 @@ import difflib
 import sys
 from collections.abc import Iterable, Mapping
 
+from streambroker_client.errors import BrokerError, with_members
 from streambroker_core.errors import StreambrokerError, pointer_lines
 from streambroker_operator.cli.io.terminal import paint, sanitise
-from streambroker_operator.errors import RequestError
 
 OK = 0
 REFUSED = 1
@@ -50,8 +50,8 @@ def print_error(error: StreambrokerError) -> None:
     text = text.replace("choose it with ?namespace=", "choose it with -n")
     code = paint(error.code, "red", sys.stderr)
     lines = [f"streambroker: {code}: {sanitise(' '.join(text.split()))}"]
-    if isinstance(error, RequestError):
-        lines += pointer_lines(error.facts.get("text"), error.facts.get("position"))
+    if isinstance(error, BrokerError):
+        lines += pointer_lines(error.problem.get("text"), error.problem.get("position"))
     sys.stderr.write("\n".join(lines) + "\n")
 
 
@@ -69,13 +69,12 @@ def print_tally(verb: str, done: int, total: int, *, refused: int, how: str = "r
         sys.stderr.write(f"streambroker: {counts}\n")
 
 
-def with_expression(error: RequestError, texts: Mapping[str, object]) -> RequestError:
+def with_expression(error: BrokerError, texts: Mapping[str, object]) -> BrokerError:
     """Return the error with the invalid one of the expressions sent, to show its position."""
     name = {"SubscriptionInvalid": "subscription", "FilterInvalid": "filter"}.get(error.code)
     if name is None or texts.get(name) is None:
         return error
-    facts = {**error.facts, "text": texts[name]}
-    return RequestError(error.status, error.code, str(error), facts=facts)
+    return with_members(error, text=texts[name])
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
+from streambroker_client.errors import broker_error
 from streambroker_core.errors import ManifestError, PropertyError, StreambrokerError
 from streambroker_core.model import Resource, kind_of
 from streambroker_core.wire.manifests.ports import read_manifest
 from streambroker_operator.cli.io.errors import UsageError, print_error
 from streambroker_operator.cli.io.yaml_format import load_all
-from streambroker_operator.errors import RequestError
 
 SUFFIXES = (".yaml", ".yml", ".json")
 """Suffixes of the files read in a directory."""
@@ -48,7 +48,7 @@ def read_resources(files: Sequence[str], namespace: str) -> Documents:
     Raises:
         UsageError: a file cannot be read.
         ManifestError: a field is invalid, or two documents have the same port or name.
-        RequestError: a property is invalid.
+        BrokerError: a property is invalid.
     """
     documents = list(read_documents(files))
     read_only = [location for location, document in documents if _is_read_only(document)]
@@ -170,7 +170,7 @@ def _read(document: Any, location: str, namespace: str) -> Resource:
         path = f"{location}: {error.path}"
         raise ManifestError(path=path.rstrip(": "), reason=error.reason) from error
     except PropertyError as error:
-        raise RequestError(0, error.code, f"{location}: {error}") from error
+        raise broker_error(422, error.code, f"{location}: {error}") from error
 
 
 def _check_properties(properties: Mapping[str, Any]) -> None:

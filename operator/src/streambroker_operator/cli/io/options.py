@@ -13,7 +13,9 @@ from streambroker_core.model import DEFAULT_NAMESPACE
 from streambroker_operator.cli.io.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from streambroker_operator.cli.io.client import BrokerClient
+    import ssl
+
+    from streambroker_client.broker import Broker
 
 TIMEOUT_S = 30.0
 DEFAULT_URL = "http://127.0.0.1:8470"
@@ -128,12 +130,35 @@ def namespace_for(options: argparse.Namespace) -> str:
     return "*" if getattr(options, "all_namespaces", False) else str(options.namespace)
 
 
-def client_for(options: argparse.Namespace) -> BrokerClient:
+def client_for(options: argparse.Namespace) -> Broker:
     """Return a client with the token of the options or the environment; refuse an invalid token."""
-    from streambroker_operator.cli.io.client import BrokerClient
+    from streambroker_client.broker import Broker
+    from streambroker_client.connection import Connection, SettingNames
 
     token = _read_token(options.token_file)
-    return BrokerClient(options.url, token, options.request_timeout, options.ca)
+    return Broker(
+        Connection(
+            options.url,
+            lambda: token,
+            lambda: _tls_context(options.ca),
+            options.request_timeout,
+            SettingNames(url="--url", ca="--ca", timeout="--request-timeout"),
+        ),
+        options.namespace,
+    )
+
+
+def _tls_context(ca: Path | None) -> ssl.SSLContext:
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # ssl errors are OSErrors
+        reason = "it is not PEM" if isinstance(error, ssl.SSLError) else error.strerror
+        raise UsageError(
+            f"The file {ca} of certificates to trust cannot be used: {reason}."
+            " Correct --ca or STREAMBROKER_CA."
+        ) from error
 
 
 def _read_token(file: Path | None) -> str | None:

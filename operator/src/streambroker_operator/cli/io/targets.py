@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from streambroker_client.errors import BrokerError, broker_error, with_members
 from streambroker_core.errors import ManifestError
-from streambroker_core.model import PeKey, PortKey, is_resource_name
+from streambroker_core.model import Kind, PortKey, is_resource_name
 from streambroker_operator.cli.io.errors import UsageError, did_you_mean
-from streambroker_operator.errors import RequestError
 
 if TYPE_CHECKING:
-    from streambroker_operator.cli.io.client import BrokerClient
+    from streambroker_client.broker import Broker
 
 KINDS = ("exports", "imports", "pes", "routes")
-PORT_KINDS = ("exports", "imports")
+PORT_KINDS: Mapping[str, Kind] = {"exports": "Export", "imports": "Import"}
 KIND_ALIASES: dict[str, tuple[str, ...]] = {
     "export": ("exports",),
     "exports": ("exports",),
@@ -100,11 +100,11 @@ def _parse_target(word: str) -> Target:
     if first.lower() in KIND_ALIASES and slash and not (port and len(parts) == 3):
         return Target(kinds=KIND_ALIASES[first.lower()], name=rest)
     if port:
-        return Target(kinds=PORT_KINDS, name=word)
+        return Target(kinds=tuple(PORT_KINDS), name=word)
     if len(parts) == 2 and parts[1].isdigit():
         return Target(kinds=("pes",), name=word)
     if not slash and not did_you_mean(first.lower(), KIND_ALIASES) and is_resource_name(word):
-        return Target(kinds=PORT_KINDS, name=word)
+        return Target(kinds=tuple(PORT_KINDS), name=word)
     raise UsageError(
         f"There is no kind {first!r}.{did_you_mean(first.lower(), KIND_ALIASES)} Write exports,"
         f" imports, pes, "
@@ -148,19 +148,23 @@ def select_items(kind: str, items: Sequence[Item], name: str | None) -> list[Ite
     return [item for item in items if name in item_names(kind, item)]
 
 
-def find_items(
-    client: BrokerClient, target: Target, namespace: str
-) -> list[tuple[str, list[Item]]]:
+def list_items(broker: Broker, kind: str, namespace: str) -> list[Item]:
+    """Return all items of a kind in a namespace (``*``: all); `Broker` has a method for each."""
+    items: list[Item] = getattr(broker.in_namespace(namespace), kind)()
+    return items
+
+
+def find_items(broker: Broker, target: Target, namespace: str) -> list[tuple[str, list[Item]]]:
     """Return the items of a target in a namespace (``*``: all), by kind.
 
     Raises:
-        RequestError: no item has that name; the message suggests the nearest one.
+        BrokerError: no item has that name; the message suggests the nearest one.
     """
     search_namespace = target_namespace(target, namespace)
-    at_port = _find_by_port(client, target, search_namespace)
+    at_port = _find_by_port(broker, target, search_namespace)
     if at_port:
         return at_port
-    lists = {kind: client.items(f"/{kind}", namespace=search_namespace) for kind in target.kinds}
+    lists = {kind: list_items(broker, kind, search_namespace) for kind in target.kinds}
     matches = [(kind, select_items(kind, items, target.name)) for kind, items in lists.items()]
     if target.name is None or any(items for _, items in matches):
         return matches if target.name is None else [(k, items) for k, items in matches if items]
@@ -178,9 +182,7 @@ def target_namespace(target: Target, namespace: str) -> str:
     return name.partition("/")[0] if of_route or name.count("/") == full_slashes else namespace
 
 
-def _find_by_port(
-    client: BrokerClient, target: Target, namespace: str
-) -> list[tuple[str, list[Item]]]:
+def _find_by_port(broker: Broker, target: Target, namespace: str) -> list[tuple[str, list[Item]]]:
     """Return the Exports and Imports of a port without listing all; empty if it is no port."""
     if target.name is None or namespace == "*" or not set(target.kinds) <= set(PORT_KINDS):
         return []
@@ -188,13 +190,13 @@ def _find_by_port(
         key = read_port(target.name, namespace)
     except ManifestError:
         return []
-    matches = []
+    matches: list[tuple[str, list[Item]]] = []
     if key is None:
         return []
     for kind in target.kinds:
         try:
-            item = client.call("GET", port_path(SINGULAR[kind], key), namespace=key.namespace)
-        except RequestError as error:
+            item = broker.get(PORT_KINDS[kind], key)
+        except BrokerError as error:
             if error.status != 404:
                 raise
         else:
@@ -202,12 +204,12 @@ def _find_by_port(
     return matches
 
 
-def not_found_error(target: Target, namespace: str, candidates: Sequence[str]) -> RequestError:
+def not_found_error(target: Target, namespace: str, candidates: Sequence[str]) -> BrokerError:
     """Return the error for a name without items."""
     words = " or ".join(DISPLAY_NAMES[kind] for kind in target.kinds)
     where = "any namespace" if namespace == "*" else f"namespace {namespace}"
     kinds = ",".join(target.kinds)
-    return RequestError(
+    return broker_error(
         404,
         NOT_FOUND_CODES.get(target.kinds[0], "UnknownRoute"),
         f"There is no {words} {target.name!r} in"
@@ -216,14 +218,14 @@ def not_found_error(target: Target, namespace: str, candidates: Sequence[str]) -
     )
 
 
-def find_port(client: BrokerClient, kind: str, word: str, namespace: str) -> PortKey:
+def find_port(broker: Broker, kind: str, word: str, namespace: str) -> PortKey:
     """Return the port that a word names: by its address, else by the name of its resource.
 
     The word is ``JOB/PE/PORT``, ``NAMESPACE/JOB/PE/PORT``, ``NAME``, or one of these after the
     kind, as ``export/NAME``.
 
     Raises:
-        RequestError: no resource has that name.
+        BrokerError: no resource has that name.
         UsageError: the word has the form of a port, but is no valid port.
     """
     first, _, rest = word.partition("/")
@@ -241,23 +243,23 @@ def find_port(client: BrokerClient, kind: str, word: str, namespace: str) -> Por
         return key
     if "/" in word:
         raise UsageError(f"{word!r} is neither NAME nor JOB/PE/PORT.")
-    ((_, items),) = _find_by_name(client, kind, word, namespace)
+    ((_, items),) = _find_by_name(broker, kind, word, namespace)
     return PortKey.parse(f"{namespace}/{port_text(items[0]['spec'])}")
 
 
 def _find_by_name(
-    client: BrokerClient, kind: str, word: str, namespace: str
+    broker: Broker, kind: str, word: str, namespace: str
 ) -> list[tuple[str, list[Item]]]:
     """Return the resource with a name; the error hints at one of the other kind."""
     try:
-        return find_items(client, Target(kinds=(kind,), name=word), namespace)
-    except RequestError as error:
+        return find_items(broker, Target(kinds=(kind,), name=word), namespace)
+    except BrokerError as error:
         if error.status != 404:
             raise
         (other,) = set(PORT_KINDS) - {kind}
-        if not select_items(other, client.items(f"/{other}", namespace=namespace), word):
+        if not select_items(other, list_items(broker, other, namespace), word):
             raise
-        raise RequestError(
+        raise broker_error(
             404,
             error.code,
             f"There is no {SINGULAR[kind]} {word!r} in namespace {namespace}; it is an"
@@ -266,24 +268,10 @@ def _find_by_name(
         ) from error
 
 
-def with_suggestion(
-    client: BrokerClient, kind: str, key: PortKey, error: RequestError
-) -> RequestError:
+def with_suggestion(broker: Broker, kind: str, key: PortKey, error: BrokerError) -> BrokerError:
     """Return the error for an unknown port, with the nearest known port."""
     if error.code not in ("UnknownPort", "UnknownPE"):
         return error
-    ports = [
-        item_names(kind, item)[1] for item in client.items(f"/{kind}", namespace=key.namespace)
-    ]
+    ports = [item_names(kind, item)[1] for item in list_items(broker, kind, key.namespace)]
     near = did_you_mean(f"{key.job}/{key.pe}/{key.port}", ports)
-    return RequestError(error.status, error.code, f"{error}{near}", facts=error.facts)
-
-
-def port_path(kind: str, key: PortKey) -> str:
-    """Return the path of a port below the API prefix."""
-    return f"{pe_path(key.owner)}/{kind.lower()}/{key.port}"
-
-
-def pe_path(pe: PeKey) -> str:
-    """Return the path of a PE below the API prefix."""
-    return f"/job/{pe.job}/pe/{pe.pe}"
+    return with_members(error, detail=f"{error}{near}")

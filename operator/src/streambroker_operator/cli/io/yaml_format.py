@@ -74,6 +74,7 @@ for _class in (Loader, _Dumper):
     ):
         _class.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern.pattern})$"), _NUMBER_STARTS)
 _Dumper.add_implicit_resolver(_AMBIGUOUS_TAG, re.compile("[yYnN]$"), list("yYnN"))
+_Dumper.add_multi_representer(dict, _Dumper.represent_dict)
 Loader.add_constructor(_REPLACED_TAGS[0], Loader.construct_integer)
 Loader.add_constructor(_AMBIGUOUS_TAG, Loader.refuse_ambiguous)
 

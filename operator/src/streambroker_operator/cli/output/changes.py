@@ -10,14 +10,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from streambroker_client.answers import PortChange
+from streambroker_client.broker import Broker
+from streambroker_client.errors import BrokerError, broker_error
 from streambroker_core.model import Removal, Resource
 from streambroker_core.wire.manifests.ports import write_manifest, write_spec
 from streambroker_operator.cli.io import errors
-from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.options import one_of
 from streambroker_operator.cli.io.terminal import Colour, is_terminal, paint, print_text, sanitise
 from streambroker_operator.cli.output.table import print_answer
-from streambroker_operator.errors import RequestError
 
 MAX_CHANGES = 1_000
 """Maximum number of changes in one request."""
@@ -75,7 +76,7 @@ def _count(text: str) -> int:
 
 
 def show_forecast(
-    client: BrokerClient,
+    broker: Broker,
     options: argparse.Namespace,
     resources: Sequence[Resource],
     deleted: Sequence[Removal],
@@ -86,14 +87,13 @@ def show_forecast(
             f"A what-if takes at most {MAX_CHANGES:,} changes, these are"
             f" {max(len(resources), len(deleted)):,}: split them."
         )
-    body = _proposal(resources, deleted)
-    answer = client.call("POST", "/whatif", body, namespace=options.namespace)
+    answer = broker.what_if(map(write_manifest, resources), delete=deleted)
     output = getattr(options, "output", "table")
-    print_answer(answer, output, colour_forecast(answer["text"], "nothing was applied"))
+    print_answer(answer, output, colour_forecast(answer.text, "nothing was applied"))
     ignored_codes = ABSENT_CODES if getattr(options, "ignore_not_found", False) else ()
-    if any(p["refused"] and p["code"] not in ignored_codes for p in answer["problems"]):
+    if any(p.refused and p.code not in ignored_codes for p in answer.problems):
         return errors.REFUSED
-    return errors.OK if len(answer["cut"]) <= (options.max_removed or 0) else errors.WOULD_CUT
+    return errors.OK if len(answer.cut) <= (options.max_removed or 0) else errors.WOULD_CUT
 
 
 def colour_forecast(text: str, end: str = "") -> str:
@@ -102,29 +102,10 @@ def colour_forecast(text: str, end: str = "") -> str:
     return "\n".join(lines) + (f"; {end}\n" if end else "\n")
 
 
-def _proposal(resources: Sequence[Resource], deleted: Sequence[Removal]) -> dict[str, Any]:
-    return {
-        "resources": [write_manifest(resource) for resource in resources],
-        "delete": [
-            {
-                "kind": kind,
-                "namespace": key.namespace,
-                "job": key.job,
-                "pe": key.pe,
-                "port": key.port,
-                **({"name": name} if name else {}),
-            }
-            for kind, key, name in deleted
-        ],
-    }
-
-
 # ---- apply -------------------------------------------------------------------------------------
 
 
-def apply_all(
-    client: BrokerClient, options: argparse.Namespace, resources: Sequence[Resource]
-) -> int:
+def apply_all(broker: Broker, options: argparse.Namespace, resources: Sequence[Resource]) -> int:
     """Apply resources in parts as large as the broker accepts; stop at the first refusal."""
     parts = deque(_split_resources(resources))
     check_parts(options, parts)
@@ -134,12 +115,12 @@ def apply_all(
         part = parts.popleft()
         try:
             try:
-                change_all(client, options, part, [], max_cut)
-            except RequestError as error:
+                change_all(broker, options, part, [], max_cut)
+            except BrokerError as error:
                 if not _confirm_cuts(error, options):
                     raise
-                change_all(client, options, part, [], error.facts["cut"])
-        except RequestError as error:
+                change_all(broker, options, part, [], error.problem["cut"])
+        except BrokerError as error:
             too_large = error.code == "ForecastTooLarge" and options.max_removed is None
             if not too_large or len(part) == 1:
                 if error.code == "WouldCut" and options.max_removed is None:
@@ -180,7 +161,7 @@ def check_parts(options: argparse.Namespace, parts: Sequence[Sequence[object]]) 
 
 
 def change_all(
-    client: BrokerClient,
+    broker: Broker,
     options: argparse.Namespace,
     resources: Sequence[Resource],
     deleted: Sequence[Removal],
@@ -191,21 +172,20 @@ def change_all(
     The broker refuses the changes if they cut more than `max_cut` routes; None for no limit.
 
     Raises:
-        RequestError: no change was made, or no response arrived.
+        BrokerError: no change was made, or no response arrived.
     """
-    query = {} if max_cut is None else {"maxRemoved": str(max_cut)}
-    body = _proposal(resources, deleted)
-    answer = client.change("POST", "/apply", body, namespace=options.namespace, **query)
-    if answer is None:
+    manifests = map(write_manifest, resources)
+    answer = broker.apply(manifests, delete=deleted, max_removed=max_cut)
+    if not answer:
         print_text("done; the effect on routes is reported only once, and that answer was lost\n")
         return
-    for change in answer["results"]:
-        outcome = _RESULT_WORDS.get(change["became"], change["became"])
-        print_text(f"{change['kind'].lower()} {change['port']} {outcome}\n")
-    print_text(colour_forecast(answer["text"]))
+    for change in answer.results:
+        outcome = _RESULT_WORDS.get(change.became, change.became)
+        print_text(f"{change.kind.lower()} {change.port} {outcome}\n")
+    print_text(colour_forecast(answer.text))
 
 
-def _confirm_cuts(error: RequestError, options: argparse.Namespace) -> bool:
+def _confirm_cuts(error: BrokerError, options: argparse.Namespace) -> bool:
     """Show which routes would be cut, and ask; return whether the user agrees.
 
     Asks only at a terminal, and only without ``--max-removed``.
@@ -213,18 +193,18 @@ def _confirm_cuts(error: RequestError, options: argparse.Namespace) -> bool:
     at_terminal = is_terminal(sys.stdin) and is_terminal()
     if error.code != "WouldCut" or options.max_removed is not None or not at_terminal:
         return False
-    print_text(colour_forecast(str(error.facts.get("text"))))
-    count = error.facts["cut"]
+    print_text(colour_forecast(str(error.problem.get("text"))))
+    count = error.problem["cut"]
     print_text(f"Apply, and cut {count} route{'s' if count != 1 else ''}? [y/N] ")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def report_refusal(
-    error: RequestError, resources: Sequence[Resource], verb: str, done: int, total: int
+    error: BrokerError, resources: Sequence[Resource], verb: str, done: int, total: int
 ) -> int:
     """Print why changes were refused, after `done` of `total` were made; return the exit code."""
     if error.code == "WouldCut":
-        print_text(colour_forecast(str(error.facts.get("text")), f"nothing was {verb}"))
+        print_text(colour_forecast(str(error.problem.get("text")), f"nothing was {verb}"))
     problems = refused_problems(error)
     for problem in problems[:MAX_PRINTED]:
         errors.print_error(_refusal(problem, resources))
@@ -236,13 +216,13 @@ def report_refusal(
     return errors.exit_code(error)
 
 
-def refused_problems(error: RequestError) -> list[dict[str, Any]]:
+def refused_problems(error: BrokerError) -> list[dict[str, Any]]:
     """Return the refused changes of a set."""
-    problems: list[dict[str, Any]] = error.facts.get("problems", [])
+    problems: list[dict[str, Any]] = error.problem.get("problems", [])
     return [problem for problem in problems if problem["refused"]]
 
 
-def _refusal(problem: dict[str, Any], resources: Sequence[Resource]) -> RequestError:
+def _refusal(problem: dict[str, Any], resources: Sequence[Resource]) -> BrokerError:
     index = problem["index"]
     position = _POSITION.search(problem["detail"])
     facts = (
@@ -251,7 +231,7 @@ def _refusal(problem: dict[str, Any], resources: Sequence[Resource]) -> RequestE
         else {"position": {k: int(v) for k, v in position.groupdict().items()}}
     )
     detail = f"{problem['change']}: {problem['detail']}"
-    error = RequestError(409, problem["code"], detail, facts=facts)
+    error = broker_error(409, problem["code"], detail, **facts)
     return (
         errors.with_expression(error, write_spec(resources[index]))
         if index < len(resources)
@@ -275,13 +255,10 @@ def _split_resources(resources: Sequence[Resource]) -> Iterator[list[Resource]]:
 # ---- single changes ----------------------------------------------------------------------------
 
 
-def routes_text(answer: dict[str, Any]) -> str:
+def routes_text(answer: PortChange) -> str:
     """Return the effect of one change on routes: counts, and a line per added and cut route."""
-    routes = answer["routes"]
-    counts = f" (routes: {len(routes['kept'])} kept, {len(routes['added'])} added"
-    head = f"{counts}, {len(routes['cut'])} cut)"
-    plus = [f"  + {route['export']} -> {route['import']}" for route in routes["added"]]
-    minus = [
-        f"  - {route['export']} -> {route['import']}: {route['reason']}" for route in routes["cut"]
-    ]
+    counts = f" (routes: {len(answer.kept)} kept, {len(answer.added)} added"
+    head = f"{counts}, {len(answer.cut)} cut)"
+    plus = [f"  + {route.export} -> {route.import_}" for route in answer.added]
+    minus = [f"  - {route.export} -> {route.import_}: {route.reason}" for route in answer.cut]
     return colour_forecast("\n".join([head, *plus, *minus])).rstrip("\n")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from streambroker_core.model import Kind
+from streambroker_core.wire.broker import paths
 
-API = "/api/subscriptions"
-"""Prefix of every path except probes, jobs and the API description."""
+API = paths.API
 OPENAPI = "/api/openapi.json"
 
 PE = f"{API}/job/{{job}}/pe/{{pe}}"
@@ -22,7 +22,7 @@ SEND = f"{PE}/control"
 TUPLE = "/{log}/{seq}"
 """Suffix of one tuple."""
 COMMANDS = f"{PE}/errands"
-JOBS = "/api/jobs"
+JOBS = paths.JOBS
 PATTERNS = f"{JOBS}/{{job}}/patterns"
 """Pattern rules of a job."""
 PATTERN = f"{PATTERNS}/{{id}}"

@@ -6,7 +6,7 @@ import logging
 import random
 from typing import Any
 
-from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError
+from streambroker_client.errors import BrokerRefusedError, BrokerUnavailableError
 from streambroker_core.errors import StreambrokerError
 
 log = logging.getLogger("pe_agent")

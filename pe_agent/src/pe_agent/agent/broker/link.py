@@ -24,9 +24,10 @@ from pe_agent.agent.broker.registrar import Registrar
 from pe_agent.agent.broker.reporter import StatusReporter
 from pe_agent.agent.broker.request_signer import Signer
 from pe_agent.agent.state.route_table import RuleGate
-from pe_agent.transport.broker_client import BrokerClient, BrokerRefusedError
+from pe_agent.transport.broker_client import BrokerClient
 from pe_agent.transport.broker_trust import BrokerTrust
 from pe_agent.transport.tokens import Token
+from streambroker_client.errors import BrokerRefusedError
 from streambroker_core.wire.broker import agent_commands, hints, registration
 from streambroker_core.wire.broker import ended_exports as ends
 from streambroker_core.wire.broker.view import decode

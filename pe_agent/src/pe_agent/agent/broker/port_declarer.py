@@ -6,7 +6,8 @@ import logging
 from typing import Any
 
 from pe_agent.agent.state.declarations import Declarations
-from pe_agent.transport.broker_client import BrokerClient, BrokerRefusedError
+from pe_agent.transport.broker_client import BrokerClient
+from streambroker_client.errors import BrokerRefusedError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.manifests.ports import API_VERSION
 

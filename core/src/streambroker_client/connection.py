@@ -1,4 +1,4 @@
-"""HTTP client for a broker's REST interface."""
+"""HTTP for a broker's REST interface: retries, pages, and what to do about a failure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Mapping
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
+from streambroker_client.errors import BrokerError, BrokerUnavailableError, broker_error
+from streambroker_client.tls_remedy import tls_remedy
 from streambroker_core.wire.broker import problem as problems
-from streambroker_operator.cli.io.errors import UsageError
-from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.http.paths import API
-
-if TYPE_CHECKING:
-    from streambroker_operator.kubernetes.client.kubeconfig import Credentials
+from streambroker_core.wire.broker.paths import API
+from streambroker_core.wire.encoding.status import Status
 
 PAGE_SIZE = 500
 """Items per page."""
@@ -30,48 +26,62 @@ MAX_RETRY_S = 60.0
 LIST_TRIES = 3
 REQUEST_ID = "Request-Id"
 
-_HOSTNAME_MISMATCH = (62, 64)
-"""OpenSSL verify codes for a valid certificate with another name or address."""
 _NOT_SENT_ERRORS = (ConnectionRefusedError, ValueError, http.client.InvalidURL)
 
 
-class BrokerClient:
-    """Client of one broker.
+_S = TypeVar("_S", bound=Status)
+
+
+class SettingNames(NamedTuple):
+    """How a caller sets address, trust and timeout; errors name these."""
+
+    url: str = "`broker`"
+    ca: str = "`BrokerAuth.ca`"
+    timeout: str = "`timeout`"
+
+
+_NAMES = SettingNames()
+
+
+class Connection:
+    """Requests to one broker; each has a TCP connection of its own.
 
     Args:
         url: such as ``http://127.0.0.1:8470``.
-        token: bearer token; None for none.
+        token: returns the bearer token to send, None for none.
+        tls: returns the TLS context for the next connection.
         timeout_s: how long the broker may be silent, in seconds.
-        ca: PEM file of trusted certificates; None for those of the system.
+        names: names of these settings, for errors.
     """
 
     def __init__(
         self,
         url: str,
-        token: str | None = None,
+        token: Callable[[], str | None] = lambda: None,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         timeout_s: float = 30.0,
-        ca: Path | None = None,
+        names: SettingNames = _NAMES,
     ) -> None:
         self.url = url.rstrip("/")
         self._token = token
+        self._tls = tls
         self._timeout_s = timeout_s
-        self._ca = ca
+        self._names = names
+        problem = ""
         if not self.url.startswith(("http://", "https://")):
-            raise RequestError(
-                0, "UrlInvalid", f"{url!r} is not an http:// address; write --url http://host:port."
-            )
-        if urllib.parse.urlsplit(self.url)[2:] != ("", "", ""):
-            raise RequestError(
-                0,
-                "UrlInvalid",
-                f"{url!r} has more than host and port; write --url http://host:port.",
+            problem = "is not an http:// address"
+        elif urllib.parse.urlsplit(self.url)[2:] != ("", "", ""):
+            problem = "has more than host and port"
+        if problem:
+            raise broker_error(
+                0, "UrlInvalid", f"{url!r} {problem}; write {names.url} http://host:port."
             )
 
     def call(self, method: str, path: str, body: object = None, **query: str) -> Any:
         """Return the JSON of the response; None without a body. Waits and retries on 429.
 
         Raises:
-            RequestError: the broker refuses or cannot be reached (status 0).
+            BrokerError: the broker refuses or cannot be reached (status 0).
         """
         return self._call_with_retry(method, path, body, {}, query)
 
@@ -96,7 +106,7 @@ class BrokerClient:
             query: query parameters.
 
         Raises:
-            RequestError: see `call`. If the response is lost twice, it is unknown whether the
+            BrokerError: see `call`. If the response is lost twice, it is unknown whether the
                 change was made, and the error states it.
         """
         headers = {REQUEST_ID: request_id or uuid.uuid4().hex}
@@ -104,20 +114,19 @@ class BrokerClient:
             headers["If-Match"] = match
         try:
             return self._call_with_retry(method, path, body, headers, query)
-        except RequestError as error:
-            if not error.facts.get("lost"):
+        except BrokerUnavailableError as error:
+            if not error.sent:
                 raise
         try:
             return self._call_with_retry(method, path, body, headers, query)
-        except RequestError as error:
-            if error.status not in (0, 503):
+        except BrokerUnavailableError as error:
+            if error.busy:
                 raise
-            raise RequestError(
-                0,
-                "BrokerUnavailable",
+            raise BrokerUnavailableError(
                 f"The broker at {self.url} received the request and did not answer:"
-                f" {error.facts.get('reason', error)}. It is not known whether the change was"
-                f" made; check with `streambroker get`. {error.facts.get('tls', '')}".rstrip(),
+                f" {error.problem.get('reason', error)}. It is not known whether the change was"
+                f" made; check with `streambroker get`. {error.problem.get('tls', '')}".rstrip(),
+                sent=True,
             ) from error
 
     def _call_with_retry(
@@ -129,14 +138,14 @@ class BrokerClient:
                 with self.open(method, path, body, headers=headers, **query) as answer:
                     text = _read_all(answer)
                 return json.loads(text) if text else None
-            except RequestError as error:
-                pause = float(error.facts.get("retryAfter", 1.0))
-                if error.status != 429 or time.monotonic() + pause > deadline:
+            except BrokerUnavailableError as error:
+                pause = float(error.problem.get("retryAfter", 1.0))
+                if not error.busy or time.monotonic() + pause > deadline:
                     raise
                 time.sleep(pause)
             except ValueError as error:
-                raise RequestError(
-                    0, "Http200", f"The server at {self.url} is not a broker: {error}."
+                raise broker_error(
+                    200, "Http200", f"The server at {self.url} is not a broker: {error}."
                 ) from error
 
     def open(
@@ -160,14 +169,15 @@ class BrokerClient:
             query: query parameters.
 
         Raises:
-            RequestError: the broker refuses or cannot be reached (status 0).
-            UsageError: the file of trusted certificates cannot be used.
+            BrokerError: the broker refuses or cannot be reached (status 0).
+            StreambrokerError: token or certificates cannot be used.
         """
         request_headers = {"Content-Type": "application/json", **(headers or {})}
         if last:
             request_headers["Last-Event-ID"] = last
-        if self._token is not None:
-            request_headers["Authorization"] = f"Bearer {self._token}"
+        token = self._token()
+        if token is not None:
+            request_headers["Authorization"] = f"Bearer {token}"
         address = self.url + (path if path.startswith("/api/") else API + path)
         if query:
             address += "?" + urllib.parse.urlencode(query)
@@ -181,7 +191,7 @@ class BrokerClient:
         except urllib.error.HTTPError as error:
             raise _parse_error(error, self.url) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise self.unavailable_error(error) from error
+            raise self._unavailable_error(error) from error
 
     def _handlers(self) -> list[urllib.request.BaseHandler]:
         """Return the handlers: no proxy, no redirects, and the current CA file."""
@@ -190,70 +200,35 @@ class BrokerClient:
             _NoRedirect(),
         ]
         if self.url.startswith("https://"):
-            try:
-                handlers.append(urllib.request.HTTPSHandler(context=self._credentials.tls()))
-            except OSError as error:  # ssl errors are OSErrors
-                reason = "it is not PEM" if isinstance(error, ssl.SSLError) else error.strerror
-                raise UsageError(
-                    f"The file {self._ca} of certificates to trust cannot be used: {reason}."
-                    " Correct --ca or STREAMBROKER_CA."
-                ) from error
+            handlers.append(urllib.request.HTTPSHandler(context=self._tls()))
         return handlers
 
-    @cached_property
-    def _credentials(self) -> Credentials:
-        from streambroker_operator.kubernetes.client.kubeconfig import Access, Credentials
-
-        return Credentials(
-            Access(server=self.url, ca_file=None if self._ca is None else str(self._ca))
-        )
-
-    def unavailable_error(self, error: Exception) -> RequestError:
+    def _unavailable_error(self, error: Exception) -> BrokerUnavailableError:
         """Return the error for a broker that does not answer, with a remedy."""
         reason = getattr(error, "reason", error)
         sent = not isinstance(error, urllib.error.URLError) or isinstance(reason, ConnectionError)
         lost = sent and not isinstance(reason, _NOT_SENT_ERRORS)
         text = str(reason) or type(error).__name__
-        remedy = "Start one with `streambroker up`, or set STREAMBROKER_URL or --url."
+        remedy = f"Start one with `streambroker up`, or set STREAMBROKER_URL or {self._names.url}."
         if isinstance(reason, TimeoutError):
-            remedy = "Is it busy or stopped? --request-timeout waits longer."
-        tls_hint = self._tls_hint(reason)
-        return RequestError(
-            0,
-            "BrokerUnavailable",
+            remedy = f"Is it busy or stopped? {self._names.timeout} waits longer."
+        tls_hint = tls_remedy(reason, self.url, self._names.ca)
+        return BrokerUnavailableError(
             f"No broker answers at {self.url}: {text}. {tls_hint or remedy}",
-            facts={"lost": lost, "reason": text, "tls": tls_hint},
+            sent=lost,
+            problem={"reason": text, "tls": tls_hint},
         )
-
-    def _tls_hint(self, reason: object) -> str:
-        """Return a remedy if TLS is the probable cause; else empty."""
-        scheme, _, rest = self.url.partition("://")
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            if reason.verify_code in _HOSTNAME_MISMATCH:
-                return "Its certificate is for another name: use one of the names in it."
-            return (
-                "Its certificate is not signed by a trusted CA: give the CA's file with --ca or"
-                " STREAMBROKER_CA."
-            )
-        if isinstance(reason, ssl.SSLError):
-            return f"If it does not use TLS, use http://{rest}."
-        # A TLS port closes an HTTP connection, without a response or after a TLS alert.
-        if scheme == "http" and isinstance(
-            reason, ConnectionResetError | http.client.BadStatusLine
-        ):
-            return f"If it uses TLS, use https://{rest}."
-        return ""
 
     def items(self, path: str, **query: str) -> list[dict[str, Any]]:
         """Return all items of a list, page by page, from one snapshot.
 
         Raises:
-            RequestError: the broker refuses, cannot be reached, or the snapshot expires each time.
+            BrokerError: the broker refuses, cannot be reached, or the snapshot expires each time.
         """
         for remaining_tries in reversed(range(LIST_TRIES)):
             try:
                 return self._fetch_pages(path, query)
-            except RequestError as error:
+            except BrokerError as error:
                 if error.code != "ListExpired" or not remaining_tries:
                     raise
         raise AssertionError("the last try returns or raises")
@@ -268,6 +243,47 @@ class BrokerClient:
                 return items
             continuation = {"continue": str(answer["continue"])}
 
+    # ---- typed answers -------------------------------------------------------------------------
+
+    def get(
+        self, form: type[_S], path: str, namespace: str, body: object = None, **query: str
+    ) -> _S:
+        """Return an answer; a question with a body is a POST that changes nothing.
+
+        Raises:
+            BrokerError: see `call`; the answer has another form.
+        """
+        method = "GET" if body is None else "POST"
+        return self._read(form, self.call(method, path, body, namespace=namespace, **query))
+
+    def all(self, form: type[_S], path: str, namespace: str) -> list[_S]:
+        """Return all items of a list; see `items`."""
+        return [self._read(form, item) for item in self.items(path, namespace=namespace)]
+
+    def made(
+        self,
+        form: type[_S],
+        method: str,
+        path: str,
+        namespace: str,
+        body: object = None,
+        **query: str,
+    ) -> _S:
+        """Make a change and return its answer, of an empty one if only it was confirmed."""
+        answer = self.change(method, path, body, namespace=namespace, **query)
+        return self._read(form, answer or {})
+
+    def _read(self, form: type[_S], answer: Any) -> _S:
+        try:
+            return form.from_json(answer)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise broker_error(
+                200,
+                "Http200",
+                f"The server at {self.url} is not a broker, or of another release: its answer has"
+                f" no {error}.",
+            ) from error
+
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Refuses redirects: the token must be sent to the broker only."""
@@ -281,22 +297,21 @@ def _read_all(answer: Any) -> bytes:
         return bytes(answer.read())
     except (OSError, http.client.HTTPException) as error:
         reason = str(error) or type(error).__name__
-        raise RequestError(
-            0,
-            "BrokerUnavailable",
+        raise BrokerUnavailableError(
             f"The broker's answer was cut off: {reason}. Try again.",
-            facts={"lost": True, "reason": reason},
+            sent=True,
+            problem={"reason": reason},
         ) from error
 
 
-def _parse_error(error: urllib.error.HTTPError, url: str) -> RequestError:
+def _parse_error(error: urllib.error.HTTPError, url: str) -> BrokerError:
     with error:
         try:
             body: object = json.loads(error.read())
         except (OSError, http.client.HTTPException, ValueError):
             body = None
     if not isinstance(body, Mapping) or not isinstance(body.get("code"), str):
-        return RequestError(
+        return broker_error(
             error.code, f"Http{error.code}", f"The server at {url} is not a broker ({error.code})."
         )
     problem = problems.decode(body, status=error.code)
@@ -304,4 +319,4 @@ def _parse_error(error: urllib.error.HTTPError, url: str) -> RequestError:
     retry_after = error.headers.get("Retry-After", "")
     if retry_after.isascii() and retry_after.isdigit():
         facts["retryAfter"] = int(retry_after)
-    return RequestError(problem.status, problem.code, problem.detail, facts=facts)
+    return broker_error(problem.status, problem.code, problem.detail, **facts)

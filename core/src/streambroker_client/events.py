@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streambroker_operator.cli.io.client import BrokerClient
-from streambroker_operator.errors import RequestError
+from streambroker_client.answers import BrokerRoute, PeInfo, PortResource
+from streambroker_client.connection import Connection
+from streambroker_client.errors import BrokerUnavailableError
+from streambroker_core.wire.encoding.status import Status
 
 RETRY_S = 1.0
 """Pause before a reconnect, in seconds."""
@@ -26,13 +27,17 @@ KIND_BY_EVENT = {
 RESET = "reset"
 
 _ROUTE_CHANGES = {"route-added": "ADDED", "route-changed": "MODIFIED"}
-
-Item = dict[str, Any]
+_ITEMS: Mapping[str, type[Status]] = {
+    "exports": PortResource,
+    "imports": PortResource,
+    "pes": PeInfo,
+    "routes": BrokerRoute,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One event.
+    """One event, as `Broker.watch` yields it.
 
     Attributes:
         name: export, import, pe, route-added, route-changed, route-cut, or reset: events were
@@ -42,7 +47,7 @@ class Event:
     """
 
     name: str
-    data: Item = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
     id: str = ""
 
     @property
@@ -51,10 +56,13 @@ class Event:
         return KIND_BY_EVENT.get(self.name, "")
 
     @property
-    def item(self) -> Item:
-        """The resource, PE or route as it is now, or as it was before it was deleted."""
+    def item(self) -> Status:
+        """The `PortResource`, `PeInfo` or `BrokerRoute` as it is now, or was before its deletion.
+
+        A reset has an empty one.
+        """
         item = self.data.get("route" if self.kind == "routes" else "object")
-        return item if isinstance(item, dict) else {}
+        return _ITEMS.get(self.kind, Status).from_json(item if isinstance(item, dict) else {})
 
     @property
     def change(self) -> str:
@@ -64,19 +72,21 @@ class Event:
         return str(self.data.get("type", "MODIFIED")).upper()
 
 
-def follow_events(client: BrokerClient, namespace: str) -> Iterator[Event]:
+def follow_events(
+    connection: Connection, namespace: str, on_away: Callable[[BrokerUnavailableError], object]
+) -> Iterator[Event]:
     """Yield events from now on, forever; reconnect after a lost connection.
 
     The first event is always a reset, yielded once the stream is open. A list fetched then has no
-    gap to the following events.
+    gap to the following events. ``on_away`` is called once while the broker cannot be reached.
 
     Raises:
-        RequestError: the broker refuses, or cannot be reached at the start.
+        BrokerError: the broker refuses, or cannot be reached at the start.
     """
     last, opened, away = "", False, False
     while True:
         try:
-            with client.open("GET", "/events", last=last, namespace=namespace) as answer:
+            with connection.open("GET", "/events", last=last, namespace=namespace) as answer:
                 if not last:
                     yield Event(name=RESET)
                 opened, away = True, False
@@ -84,11 +94,11 @@ def follow_events(client: BrokerClient, namespace: str) -> Iterator[Event]:
                     last = event.id or last
                     if event.name:
                         yield event
-        except RequestError as error:
-            if not opened or error.status not in (0, 429, 503):
+        except BrokerUnavailableError as error:
+            if not opened:
                 raise
             if not away:
-                sys.stderr.write(f"streambroker: {error.code}: {error} Trying again.\n")
+                on_away(error)
             away = True
         except (OSError, http.client.HTTPException):
             away = False
