@@ -10,11 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 
 from streambroker_operator.kubernetes.client.connection import ConnectionPool
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 
 CONNECTIONS = 16
@@ -35,7 +36,7 @@ class Answer:
     """
 
     status: int
-    body: Mapping[str, Any] = field(default_factory=dict)
+    body: Document = field(default_factory=Document)
     retry_after_s: float | None = None
 
     @property
@@ -70,7 +71,7 @@ class HttpApi:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, object] | None = None,
         *,
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
@@ -105,7 +106,7 @@ class HttpApi:
             raise ApiUnreachableError(f"{type(error).__name__}: {error}") from error
 
 
-def _parse_object(status: int, text: bytes) -> Mapping[str, Any]:
+def _parse_object(status: int, text: bytes) -> Document:
     """Return the object in a body; for an error without JSON object, one with its message.
 
     Raises:
@@ -116,7 +117,7 @@ def _parse_object(status: int, text: bytes) -> Mapping[str, Any]:
     except ValueError:
         result = None
     if isinstance(result, dict):
-        return result
+        return cast(Document, result)
     if status < 400:
         raise ValueError(f"the answer {status} is not a JSON object")
     return {"message": text[:_MAX_ERROR_CHARS].decode(errors="replace").strip()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -16,13 +16,13 @@ from weakref import WeakValueDictionary
 from streambroker_core.model import AnyKind
 from streambroker_core.wire.manifests.ports import API_VERSION, OBJECTS
 from streambroker_operator.errors import RequestError
+from streambroker_operator.kubernetes.client.documents import Document, FieldCause, WebhookClient
 from streambroker_operator.kubernetes.client.http_api import (
     Answer,
     ApiUnreachableError,
     HttpApi,
     object_at,
 )
-from streambroker_operator.kubernetes.client.managed_fields import Document
 
 APPLY = "application/apply-patch+yaml"
 """Content type of a server-side apply; JSON is valid YAML."""
@@ -54,7 +54,7 @@ class ConflictError(Exception):
         causes: one entry per field, as the API server reports it.
     """
 
-    def __init__(self, causes: list[Document]) -> None:
+    def __init__(self, causes: Sequence[FieldCause]) -> None:
         self.causes = causes
         super().__init__(f"{len(causes)} fields are held by others")
 
@@ -166,11 +166,8 @@ class Objects:
             query["dryRun"] = "All"
         path = target.path + ("/status" if status else "")
         action = f"write the status of {target}" if status else f"write {target}"
-        options: dict[str, Any] = {"query": query, "body": body, "content_type": APPLY}
-        if dry_run:
-            response = await self._send("PATCH", path, action, **options)
-        else:
-            response = await self._write("PATCH", path, action, **options)
+        send = self._send if dry_run else self._write
+        response = await send("PATCH", path, action, query=query, body=body, content_type=APPLY)
         if response.status == 409:
             causes = _conflict_causes(response)
             if causes:
@@ -250,8 +247,9 @@ class Objects:
             StaleError: the Secret was changed or replaced.
             RequestError: the API server rejects the write or is unavailable.
         """
-        name, version = (document["metadata"][part] for part in ("name", "resourceVersion"))
-        body = {"metadata": {"resourceVersion": version}, "data": dict(data)}
+        name = document["metadata"]["name"]
+        version = {"resourceVersion": document["metadata"]["resourceVersion"]}
+        body = {"metadata": version, "data": dict(data)}
         path, action = _secret_path(namespace, name), f"write the Secret {namespace}/{name}"
         response = await self._send("PATCH", path, action, body=body, content_type=MERGE)
         if response.status in (404, 409):
@@ -264,18 +262,20 @@ class Objects:
         response = await self._send("GET", f"{_WEBHOOKS}/{name}", action)
         return None if response.status == 404 else _parse_document(_check_answer(response, action))
 
-    async def update_webhook(self, name: str, clients: Mapping[str, Document]) -> None:
+    async def update_webhook(self, name: str, clients: Mapping[str, WebhookClient]) -> None:
         """Change ``clientConfig`` by webhook name; its other fields are unchanged.
 
         Raises:
             RequestError: the API server rejects the write or is unavailable.
         """
-        webhooks = [
-            {"name": webhook, "clientConfig": client} for webhook, client in clients.items()
-        ]
-        action = f"write the ValidatingWebhookConfiguration {name}"
-        options: dict[str, Any] = {"body": {"webhooks": webhooks}, "content_type": STRATEGIC}
-        _check_answer(await self._send("PATCH", f"{_WEBHOOKS}/{name}", action, **options), action)
+        webhooks = [{"name": each, "clientConfig": client} for each, client in clients.items()]
+        path, action = f"{_WEBHOOKS}/{name}", f"write the ValidatingWebhookConfiguration {name}"
+        _check_answer(
+            await self._send(
+                "PATCH", path, action, body={"webhooks": webhooks}, content_type=STRATEGIC
+            ),
+            action,
+        )
 
     async def _write(self, method: str, path: str, what: str, **more: Any) -> Answer:
         """Send a write and count its result."""
@@ -351,7 +351,7 @@ def _error_text(answer: Answer) -> str:
     return text if text.endswith(".") else f"{text}."
 
 
-def _conflict_causes(answer: Answer) -> list[Document]:
+def _conflict_causes(answer: Answer) -> list[FieldCause]:
     """Return the field conflicts of a rejected apply; empty if it failed for another reason."""
     causes = object_at(answer.body, "details").get("causes") or ()
     return [cause for cause in causes if cause.get("reason") == "FieldManagerConflict"]

@@ -26,7 +26,7 @@ from streambroker_operator.rest.http.paths import APPLY, COMMANDS, WHATIF
 from streambroker_operator.rest.http.preconditions import check_etag, check_match
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.backend import StoredResource
-from streambroker_operator.storage.write_options import WriteOptions
+from streambroker_operator.storage.write_options import OwnerReference, WriteOptions
 
 R = TypeVar("R", Export, Import)
 
@@ -158,7 +158,7 @@ def require_resource(request: web.Request, type_: type[R]) -> R:
 
 
 def parse_write_options(
-    request: web.Request, owners: tuple[Mapping[str, Any], ...] = ()
+    request: web.Request, owners: tuple[OwnerReference, ...] = ()
 ) -> WriteOptions:
     """Return the options of a write: conditions, owners, and ``?force=`` (400 if not a boolean)."""
     force = request.query.get("force", "false")
