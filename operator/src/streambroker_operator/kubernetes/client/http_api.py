@@ -71,7 +71,7 @@ class HttpApi:
         self,
         method: str,
         path: str,
-        body: Mapping[str, object] | None = None,
+        body: object = None,
         *,
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",

@@ -236,7 +236,7 @@ class StatusController:
         """Return the status to write; None if it is up to date or the resource is gone."""
         return (self.rules if name[0] == RULE else self.ports).build(name)
 
-    def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
+    def on_written(self, write: StatusWrite, answer: Document) -> None:
         """Handle the resource that the API server returned after a write."""
         (self.rules if write.kind == RULE else self.ports).on_written(write, answer)
 
