@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from streambroker_core.board.name_ownership import NameOwnership
@@ -100,7 +100,7 @@ class PortIndex(Generic[R]):
             for peer in old.outcomes.keys() | outcomes.keys()
         ]
 
-    def port_orders_for(self, uids: Mapping[str, object]) -> list[PortOrder]:
+    def port_orders_for(self, uids: Iterable[str]) -> list[PortOrder]:
         """Return the sort keys of resources, in order."""
         resources = (self.cache.get(uid) for uid in uids)
         return sorted(port_order_for(resource) for resource in resources if resource is not None)
