@@ -18,7 +18,7 @@ from streambroker_core.control.tuples import (
     Target,
 )
 from streambroker_core.errors import FormatTooNewError
-from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.canonical import JsonObject, JsonValue, canonical
 from streambroker_core.wire.encoding.fields import Fields
 
 VERSION = 1
@@ -30,9 +30,9 @@ _LARGEST = (1 << 63) - 1
 DELIVERIES: Mapping[str, Delivery] = {one.value: one for one in Delivery}
 
 
-def encode(control: ControlTuple) -> dict[str, Any]:
+def encode(control: ControlTuple) -> JsonObject:
     """Return the JSON object of a control tuple."""
-    out: dict[str, Any] = {
+    out: dict[str, JsonValue] = {
         "v": VERSION,
         "type": control.type,
         "id": control.id,
@@ -90,7 +90,7 @@ def decode(data: Any, path: str = "") -> ControlTuple:
     )
 
 
-def encode_target(target: Target) -> dict[str, Any]:
+def encode_target(target: Target) -> JsonObject:
     """Return the JSON object of a target; empty if it addresses all."""
     key = None if target.key is None else list(target.key)
     settings = {"operator": target.operator, "bucket": target.bucket, "key": key}

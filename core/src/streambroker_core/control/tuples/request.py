@@ -25,7 +25,7 @@ from streambroker_core.control.tuples.envelope import (
     decode_target,
     encode_target,
 )
-from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.canonical import JsonValue, canonical
 from streambroker_core.wire.encoding.fields import Fields
 
 _FIELDS = ("type", "payload", "delivery", "at", "target")
@@ -58,10 +58,10 @@ class ControlRequest:
             target=self.target,
         )
 
-    def encode(self) -> dict[str, Any]:
+    def encode(self) -> dict[str, JsonValue]:
         """Return the JSON object that :func:`parse_control_request` reads."""
         named = self.with_identity("log", 0)
-        out: dict[str, Any] = {
+        out: dict[str, JsonValue] = {
             "type": self.type,
             "payload": named.payload,
             "delivery": self.delivery.value,

@@ -30,7 +30,7 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def without_none(**members: object) -> dict[str, Any]:
+def without_none(**members: JsonValue) -> dict[str, JsonValue]:
     """Return a JSON object of the members that have a value."""
     return {key: value for key, value in members.items() if value is not None}
 

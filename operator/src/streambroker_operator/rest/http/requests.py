@@ -20,6 +20,7 @@ from streambroker_core.model import (
     PortKey,
     is_label,
 )
+from streambroker_core.wire.encoding.canonical import JsonValue
 from streambroker_core.wire.encoding.quantity import parse_duration
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.http.paths import APPLY, COMMANDS, WHATIF
@@ -266,7 +267,7 @@ def _not_json(problem: str, facts: Mapping[str, Any] | None = None) -> RequestEr
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
-    result: dict[str, Any] = {}
+    result: dict[str, JsonValue] = {}
     for key, value in pairs:
         if key in result:
             raise ValueError(f"the key {key!r} occurs twice")
