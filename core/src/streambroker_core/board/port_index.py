@@ -147,13 +147,13 @@ class PortIndex(Generic[R]):
 
     def claimants(self, key: PortKey) -> list[R]:
         """Return all claimants of a port, ordered by uid."""
-        return sorted(self.ownership.port_claimants(key), key=lambda resource: resource.uid)
+        return sorted(self.ownership.ports.claimants(key), key=lambda resource: resource.uid)
 
     def stream_holders(self, stream: Hashable) -> list[R]:
         """Return the port holders that claim a stream name, ordered by uid."""
-        claimed = (self.cache.get(uid) for uid in self.ownership.stream_claimants(stream))
+        claimed = (self.cache.get(uid) for uid in self.ownership.streams.claimants(stream))
         return [resource for resource in claimed if resource is not None]
 
     def holder_at(self, key: PortKey) -> R | None:
         """Return the resource that holds a port."""
-        return next(iter(self.ownership.port_claimants(key)), None)
+        return next(iter(self.ownership.ports.claimants(key)), None)

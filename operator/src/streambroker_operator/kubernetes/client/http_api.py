@@ -98,7 +98,7 @@ class HttpApi:
                 return Answer(
                     status=response.status,
                     body=_parse_object(response.status, await response.read()),
-                    retry_after_s=_parse_seconds(response.headers.get("Retry-After")),
+                    retry_after_s=parse_seconds(response.headers.get("Retry-After")),
                 )
         except asyncio.TimeoutError as error:
             raise ApiUnreachableError(f"no answer within {timeout_s:g} s") from error
@@ -123,7 +123,7 @@ def _parse_object(status: int, text: bytes) -> Document:
     return {"message": text[:_MAX_ERROR_CHARS].decode(errors="replace").strip()}
 
 
-def _parse_seconds(text: str | None) -> float | None:
+def parse_seconds(text: str | None) -> float | None:
     """Return the seconds of a ``Retry-After`` header; None if it has another form."""
     try:
         return None if text is None else float(text)

@@ -134,7 +134,7 @@ class Objects:
             RequestError: 503, the API server is unavailable; 403, the broker may not read.
         """
         response = await self._send("GET", target.path, f"read {target}")
-        if response.status == 404 and not _is_kind_missing(response):
+        if _is_object_missing(response):
             return None
         return _parse_document(_check_answer(response, f"read {target}"))
 
@@ -173,7 +173,7 @@ class Objects:
             if causes:
                 raise ConflictError(causes)
             raise StaleError
-        if response.status == 404 and not _is_kind_missing(response):
+        if _is_object_missing(response):
             raise StaleError
         checked = _check_answer(response, action)
         return WrittenObject(document=_parse_document(checked), created=checked.status == 201)
@@ -192,7 +192,7 @@ class Objects:
         response = await self._write(
             "PATCH", target.path, action, query=query, body=body, content_type=MERGE
         )
-        if response.status == 409 or (response.status == 404 and not _is_kind_missing(response)):
+        if response.status == 409 or _is_object_missing(response):
             raise StaleError
         return _parse_document(_check_answer(response, action))
 
@@ -210,14 +210,12 @@ class Objects:
         response = await self._write("DELETE", target.path, f"delete {target}", body=body)
         if response.status == 409:
             raise StaleError
-        if response.status != 404 or _is_kind_missing(response):
+        if not _is_object_missing(response):
             _check_answer(response, f"delete {target}")
 
     async def read_secret(self, namespace: str, name: str) -> Document | None:
         """Return a Secret; None if there is none."""
-        action = f"read the Secret {namespace}/{name}"
-        response = await self._send("GET", _secret_path(namespace, name), action)
-        return None if response.status == 404 else _parse_document(_check_answer(response, action))
+        return await self._find(_secret_path(namespace, name), f"Secret {namespace}/{name}")
 
     async def create_secret(self, namespace: str, name: str, data: Mapping[str, str]) -> None:
         """Create an immutable Secret from base64-encoded entries; an existing one is unchanged.
@@ -258,9 +256,7 @@ class Objects:
 
     async def read_webhook(self, name: str) -> Document | None:
         """Return a ValidatingWebhookConfiguration; None if there is none."""
-        action = f"read the ValidatingWebhookConfiguration {name}"
-        response = await self._send("GET", f"{_WEBHOOKS}/{name}", action)
-        return None if response.status == 404 else _parse_document(_check_answer(response, action))
+        return await self._find(f"{_WEBHOOKS}/{name}", f"ValidatingWebhookConfiguration {name}")
 
     async def update_webhook(self, name: str, clients: Mapping[str, WebhookClient]) -> None:
         """Change ``clientConfig`` by webhook name; its other fields are unchanged.
@@ -276,6 +272,10 @@ class Objects:
             ),
             action,
         )
+
+    async def _find(self, path: str, what: str) -> Document | None:
+        response, action = await self._send("GET", path, f"read the {what}"), f"read the {what}"
+        return None if response.status == 404 else _parse_document(_check_answer(response, action))
 
     async def _write(self, method: str, path: str, what: str, **more: Any) -> Answer:
         """Send a write and count its result."""
@@ -307,7 +307,7 @@ def _secret_path(namespace: str, name: str = "") -> str:
 def _write_result(answer: Answer) -> str:
     if answer.status < 300:
         return "done"
-    if answer.status == 409 or (answer.status == 404 and not _is_kind_missing(answer)):
+    if answer.status == 409 or _is_object_missing(answer):
         return "conflict"
     return "failed" if _is_unavailable(answer) else "refused"
 
@@ -360,6 +360,10 @@ def _conflict_causes(answer: Answer) -> list[FieldCause]:
 def _is_kind_missing(answer: Answer) -> bool:
     """Return whether a 404 means that the API server does not know the kind at the moment."""
     return answer.status == 404 and not object_at(answer.body, "details").get("name")
+
+
+def _is_object_missing(answer: Answer) -> bool:
+    return answer.status == 404 and not _is_kind_missing(answer)
 
 
 def _parse_document(answer: Answer) -> Document:

@@ -17,6 +17,7 @@ import aiohttp
 
 from streambroker_operator.kubernetes.client.connection import ConnectionPool
 from streambroker_operator.kubernetes.client.documents import Document
+from streambroker_operator.kubernetes.client.http_api import parse_seconds
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 
 JSON = "application/json"
@@ -257,10 +258,7 @@ async def _refusal(path: str, answer: aiohttp.ClientResponse) -> ApiError:
         message = str(json.loads(text)["message"])
     except (ValueError, KeyError, TypeError):
         message = text[:_MAX_MESSAGE_CHARS].decode(errors="replace")
-    try:
-        pause = float(answer.headers.get("Retry-After", "0"))
-    except ValueError:
-        pause = 0.0
+    pause = parse_seconds(answer.headers.get("Retry-After")) or 0.0
     error_class = GoneError if answer.status == 410 else ApiError
     return error_class(answer.status, f"{path}: {answer.status}: {message}", pause)
 

@@ -416,7 +416,7 @@ def _retained_programmed(published: PublishedStatus, routes: str) -> Condition:
 
 def truncate(message: str) -> str:
     """Return a message shortened to the length that the API server accepts."""
-    return message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 1]}…"
+    return _shorten(message, MAX_MESSAGE)
 
 
 # ---- comparison ----------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 
 from aiohttp import web
 
-from streambroker_core.model import Route
 from streambroker_core.wire.encoding.canonical import JsonValue, canonical
 from streambroker_operator.cooperative import loop_time
 from streambroker_operator.rest.guard.rate_limits import caller_name
@@ -80,13 +79,9 @@ def _pe_body(runtime: Runtime, pe: ListedPe) -> Any:
     return build_pe_body(pe.pe, pe.agent, pe.version, pe.exports, pe.imports, runtime.liveness)
 
 
-def _route_body(_: Runtime, route: Route) -> Any:
-    return route_body(route)
-
-
 routes = [
     _list_route("exports", _port_body),
     _list_route("imports", _port_body),
     _list_route("pes", _pe_body),
-    _list_route("routes", _route_body),
+    _list_route("routes", lambda _, route: route_body(route)),
 ]
