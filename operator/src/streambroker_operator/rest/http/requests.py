@@ -20,7 +20,7 @@ from streambroker_core.model import (
     PortKey,
     is_label,
 )
-from streambroker_core.wire.encoding.canonical import JsonValue
+from streambroker_core.wire.encoding.canonical import JsonObject, JsonValue
 from streambroker_core.wire.encoding.quantity import parse_duration
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.http.paths import APPLY, COMMANDS, WHATIF
@@ -266,7 +266,7 @@ def _not_json(problem: str, facts: Mapping[str, Any] | None = None) -> RequestEr
     return RequestError(400, "NotJson", f"The body {problem}.", facts=facts)
 
 
-def _reject_duplicates(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
     result: dict[str, JsonValue] = {}
     for key, value in pairs:
         if key in result:
