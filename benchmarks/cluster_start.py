@@ -17,9 +17,10 @@ from measure import Figures, Settings, quantile, turns
 
 from streambroker_core.board import Board, BoardEvent
 from streambroker_core.model import RULE, AnyKind
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.client.http_api import HttpApi
 from streambroker_operator.kubernetes.client.kubeconfig import Access, from_kubeconfig
-from streambroker_operator.kubernetes.client.watch_client import ApiClient, Body
+from streambroker_operator.kubernetes.client.watch_client import ApiClient
 from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
 from streambroker_operator.kubernetes.status.writer import StatusWriter
 from streambroker_operator.kubernetes.watch.informer import FEEDERS
@@ -114,7 +115,7 @@ async def fill_statuses(access: Access, count: int) -> None:
     statuses = PortReconciler(board.reader, lambda name, urgent: writer.offer(name, urgent=urgent))
     writer = StatusWriter(api, statuses, leads=lambda: True, settle_s=0.0)
 
-    def observe(kind: AnyKind, body: Body, listed: bool) -> None:
+    def observe(kind: AnyKind, body: Document, listed: bool) -> None:
         if kind != RULE:
             statuses.observe(kind, body, listed)
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import AsyncIterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.reports.side_status import SideStall, SideStatus, write_side
 from streambroker_operator.cli.commands import top
 from streambroker_operator.rest.agents import reports
@@ -21,7 +21,7 @@ FEED = "/job/feed/pe/0"
 PE = "default/feed/0"
 
 
-def sides(now: float) -> list[dict[str, Any]]:
+def sides(now: float) -> list[JsonObject]:
     since = int((now - 90) * 1e6)
     cause = "for side input `rates` (rows wait for the first\ndata)"
     rates = SideStatus(

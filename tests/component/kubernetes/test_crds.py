@@ -110,7 +110,7 @@ def test_the_broker_reads_a_stored_sample_as_it_reads_the_file(door: Door, sampl
     assert spec_of(accepted(stored)) == spec_of(accepted(sample.documents[-1]))
 
 
-def spec_of(resource: Resource | Rule) -> dict[str, Any]:
+def spec_of(resource: Resource | Rule) -> Any:
     return write_rule_spec(resource) if isinstance(resource, Rule) else write_spec(resource)
 
 

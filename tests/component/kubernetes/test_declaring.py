@@ -14,7 +14,7 @@ from streambroker_core.board import ExportApplied
 from streambroker_core.model import Export, PeKey
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.client.managed_fields import AGENT, API, own_fields
-from streambroker_operator.storage.write_options import WriteOptions
+from streambroker_operator.storage.write_options import OwnerReference, WriteOptions
 from support.clusters.api_server import APPLY, ApiServer
 from support.clusters.writes import FEED, Others, Replica
 from support.core.resources import export_of, registration
@@ -64,7 +64,7 @@ async def test_a_declared_resource_keeps_its_owner_over_later_changes(
     replica: Made, others: Others, namespace: str
 ) -> None:
     broker = replica()
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "feed", "uid": "0-1"}
+    owner: OwnerReference = {"apiVersion": "batch/v1", "kind": "Job", "name": "feed", "uid": "0-1"}
     await broker.store.put(
         export_of(f"{namespace}/feed/0/trades"), options=WriteOptions(owners=(owner,))
     )

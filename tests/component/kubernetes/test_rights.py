@@ -102,7 +102,7 @@ async def change_stream(api: HttpApi, namespace: str, kind: AnyKind) -> bool:
     """Make a resource, read it, and delete it."""
     objects = Objects(api)
     place = ObjectPath(kind=kind, namespace=namespace, name="made")
-    wanted = manifest(kind, "made", job="made", **SPECS[kind])
+    wanted: Any = manifest(kind, "made", job="made", **SPECS[kind])
     wanted["metadata"]["namespace"] = namespace
     try:
         await objects.apply(place, wanted, manager="streambroker-api")

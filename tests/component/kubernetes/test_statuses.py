@@ -327,5 +327,6 @@ async def test_events_of_a_series_are_counted_in_place(api: ApiServer, namespace
         )
 
     assert broker.events.writes["failed"] + broker.events.writes["refused"] == 0
+    event: Any
     (event,) = answer.body["items"]
     assert event["series"]["count"] == 2

@@ -27,7 +27,7 @@ def condition(resource: dict[str, Any], name: str) -> tuple[str, str]:
     return next(((c["status"], c["reason"]) for c in found if c["type"] == name), ("", ""))
 
 
-async def reported(broker: Broker, kind: Any, name: str, which: str, reason: str) -> dict[str, Any]:
+async def reported(broker: Broker, kind: Any, name: str, which: str, reason: str) -> Any:
     """Wait until a condition has a reason; return the resource."""
     for _ in range(400):
         found = await broker.read(kind, name)

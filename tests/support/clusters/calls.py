@@ -49,11 +49,13 @@ async def create(api: HttpApi, namespace: str, documents: Iterable[Mapping[str, 
     await asyncio.gather(*(one(document) for document in documents))
 
 
-async def listed(api: HttpApi, namespace: str, kind: AnyKind) -> list[dict[str, Any]]:
+async def listed(api: HttpApi, namespace: str, kind: AnyKind) -> list[Any]:
     answer = await api.call("GET", f"{GROUP}/namespaces/{namespace}/{OBJECTS[kind]}", timeout_s=60)
     assert answer.status == 200, answer.body
-    found: list[dict[str, Any]] = answer.body["items"]
-    return [{**item, "kind": kind, "apiVersion": "streambroker.io/v1alpha1"} for item in found]
+    return [
+        {**item, "kind": kind, "apiVersion": "streambroker.io/v1alpha1"}
+        for item in answer.body["items"]
+    ]
 
 
 async def fill(board: Board, statuses: PortReconciler, api: HttpApi, namespace: str) -> None:

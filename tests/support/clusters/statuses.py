@@ -11,8 +11,9 @@ from typing import Any
 from streambroker_core.board import AgentRegistered, Board, BoardEvent
 from streambroker_core.model import RULE, AnyKind, Kind, PeKey
 from streambroker_core.wire.broker.ended_exports import make_ended_exports
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.client.http_api import HttpApi
-from streambroker_operator.kubernetes.client.watch_client import ApiClient, Body
+from streambroker_operator.kubernetes.client.watch_client import ApiClient
 from streambroker_operator.kubernetes.replicas.agent_reports import (
     EndsReport,
     PortReport,
@@ -50,7 +51,7 @@ class Broker:
     async def fill(self) -> None:
         await fill(self.board, self.statuses, self.api, self.namespace)
 
-    def observe(self, kind: AnyKind, body: Body, listed: bool) -> None:
+    def observe(self, kind: AnyKind, body: Document, listed: bool) -> None:
         if kind != RULE:
             self.statuses.observe(kind, body, listed)
 
@@ -82,7 +83,7 @@ class Broker:
         """Tell which exports of a job have ended, as its agent does with its poll."""
         self.report(job, EndsReport(make_ended_exports(ports)))
 
-    async def read(self, kind: Kind, name: str) -> dict[str, Any]:
+    async def read(self, kind: Kind, name: str) -> Any:
         items = await listed(self.api, self.namespace, kind)
         (found,) = [item for item in items if item["metadata"]["name"] == name]
         return found

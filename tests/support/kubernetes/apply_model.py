@@ -89,10 +89,10 @@ class Model:
         self.live.update(stated)
 
     @property
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> Any:
         return spec_of(self.live)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Any:
         return {
             "apiVersion": "streambroker.io/v1alpha1",
             "kind": "Export",

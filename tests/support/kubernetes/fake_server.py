@@ -31,7 +31,7 @@ class Api(HttpApi, ABC):
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Any = None,
         *,
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",

@@ -29,7 +29,7 @@ SPECS: dict[AnyKind, tuple[dict[str, Any], ...]] = {
 """Of each kind two, of ports such as match crosswise, and one that an API server takes and we
 cannot read, or not run."""
 
-Object = dict[str, Any]
+Object = Any
 World = dict[str, Object]
 
 

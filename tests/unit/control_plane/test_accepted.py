@@ -21,7 +21,7 @@ from streambroker_operator.kubernetes.watch.observed_cache import (
 )
 from support.core.resources import registration
 
-Object = dict[str, Any]
+Object = Any
 EXPORT, IMPORT = "x", "i"
 KINDS: tuple[Kind, Kind] = ("Export", "Import")
 PES = (PeKey.parse("default/feed/0"), PeKey.parse("default/alerts/0"))

@@ -51,7 +51,7 @@ def test_true_is_not_1(store: Store) -> None:
     assert store.ports.put(export_of(properties={"hot": True})).changed
     found = store.get("Export", port("feed/trades"))
     assert found is not None
-    assert write_spec(found.resource)["properties"]["hot"] is True
+    assert write_spec(found.resource)["properties"] == {"hot": True}
 
 
 def test_a_new_name_is_kept_without_a_new_generation(store: Store) -> None:

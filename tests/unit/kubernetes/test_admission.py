@@ -14,7 +14,7 @@ from streambroker_core.wire.manifests.ports import read_spec
 from streambroker_operator.kubernetes.webhook.review import review
 from support.core.resources import board_of, export_of, import_of
 
-Object = dict[str, Any]
+Object = Any
 IMPORT = {"job": "alerts", "port": "trades"}
 RULE = {"job": "alerts", "id": "dear", "version": 1}
 PRICES = export_of(schema=[{"name": "price", "type": "double"}])

@@ -20,6 +20,7 @@ from streambroker_operator.kubernetes.apply.overrides import (
     steered_fields,
     steered_text,
 )
+from streambroker_operator.kubernetes.client.documents import Document, FieldCause, ManagedFields
 from streambroker_operator.kubernetes.client.managed_fields import API
 from streambroker_operator.kubernetes.client.objects import MAX_MESSAGE
 
@@ -27,7 +28,7 @@ AT = "2026-11-21T11:29:31Z"
 NOON = datetime(2026, 11, 21, 11, 29, 31, tzinfo=timezone.utc)
 
 
-def entry(manager: str, *fields: str, operation: str = "Apply", time: str = AT) -> dict[str, Any]:
+def entry(manager: str, *fields: str, operation: str = "Apply", time: str = AT) -> Any:
     """Return an entry that holds fields, written ``filter`` or ``properties.price``."""
     tree: dict[str, Any] = {}
     for field in fields:
@@ -43,11 +44,11 @@ def entry(manager: str, *fields: str, operation: str = "Apply", time: str = AT) 
     }
 
 
-def document(*entries: dict[str, Any]) -> dict[str, Any]:
+def document(*entries: ManagedFields) -> Document:
     return {"metadata": {"managedFields": list(entries)}}
 
 
-def cause(field: str, owner: str, more: str = "") -> dict[str, str]:
+def cause(field: str, owner: str, more: str = "") -> FieldCause:
     return {
         "reason": "FieldManagerConflict",
         "field": f".spec.{field}",
@@ -187,7 +188,7 @@ GIT = entry("gitops", "job", "port")
     ],
 )  # fmt: skip
 def test_a_field_that_another_write_took_or_dropped_was_overwritten(
-    after: list[dict[str, Any]], fields: tuple[str, ...], by: str
+    after: list[ManagedFields], fields: tuple[str, ...], by: str
 ) -> None:
     found = find_overwritten(document(GIT, OURS), document(*after))
     assert found is not None
@@ -207,7 +208,7 @@ def test_a_field_that_another_write_took_or_dropped_was_overwritten(
         [entry("gitops", "job"), entry(API, "filter", "port")],  # taken while another was dropped
     ],
 )
-def test_what_we_gave_up_ourselves_was_not_overwritten(after: list[dict[str, Any]]) -> None:
+def test_what_we_gave_up_ourselves_was_not_overwritten(after: list[ManagedFields]) -> None:
     assert find_overwritten(document(GIT, OURS), document(*after)) is None
 
 

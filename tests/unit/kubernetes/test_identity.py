@@ -38,8 +38,8 @@ USER = {
         "authentication.kubernetes.io/pod-uid": ["p1"],
     },
 }
-GOOD = {"status": {"authenticated": True, "audiences": ["streambroker"], "user": USER}}
-BAD = {"status": {"error": "invalid bearer token"}}
+GOOD: Any = {"status": {"authenticated": True, "audiences": ["streambroker"], "user": USER}}
+BAD: Any = {"status": {"error": "invalid bearer token"}}
 FILTER = AccessRequest(verb="patch", resource="imports", subresource="filter")
 IMPORTS = AccessRequest(verb="patch", resource="imports")
 ANN = Caller(user="ann", groups=("dev",))

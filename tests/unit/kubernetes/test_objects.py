@@ -13,6 +13,7 @@ import pytest
 from streambroker_core.board import Board, ImportApplied
 from streambroker_operator.errors import RequestError, StoreError
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore, read_secret
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
 from streambroker_operator.kubernetes.client.managed_fields import AGENT, API
 from streambroker_operator.kubernetes.client.objects import Objects
@@ -51,7 +52,7 @@ class Scripted(Api):
             raise found
         return found
 
-    def live(self) -> dict[str, Any]:
+    def live(self) -> Any:
         return {
             "apiVersion": "streambroker.io/v1alpha1",
             "kind": "Import",
@@ -81,7 +82,7 @@ def store_of(api: Scripted, board: Board | None = None) -> KubernetesStore:
 
 
 def failure(status: int, message: str = "no", **more: Any) -> Answer:
-    body = {"kind": "Status", "message": message, **more}
+    body: Any = {"kind": "Status", "message": message, **more}
     return Answer(status=status, body=body, retry_after_s=3.0)
 
 
@@ -290,7 +291,7 @@ async def test_a_resource_that_comes_after_its_agent_learns_of_it() -> None:
 class Refusing(Scripted):
     """Refuses every write of the Import ``alerts``, and takes those of ``zebra``."""
 
-    def one(self, name: str, status: Any = None) -> dict[str, Any]:
+    def one(self, name: str, status: Any = None) -> Any:
         live = self.live()
         live["metadata"] |= {"name": name, "uid": name}
         live["spec"] |= {"job": name}
@@ -340,7 +341,7 @@ async def test_a_secret_that_cannot_be_used_is_named(answer: Answer, words: str)
 
 async def test_a_missing_secret_is_made_and_one_that_another_replica_made_is_taken() -> None:
     """Of two that make it at the same time one gets 409, and both read the same."""
-    body = {"metadata": {}, "data": {"key": base64.b64encode(b"k" * 32).decode()}}
+    body: Document = {"metadata": {}, "data": {"key": base64.b64encode(b"k" * 32).decode()}}
     there = Answer(status=200, body=body)
     for made in (Answer(status=201, body={"metadata": {}}), failure(409)):
         api = Scripted(answers=[failure(404), made, there])
@@ -356,7 +357,7 @@ async def test_a_secret_that_may_not_be_made_is_an_error() -> None:
 
 
 async def test_the_secret_is_what_the_kubernetes_secret_holds() -> None:
-    body = {"metadata": {}, "data": {"key": base64.b64encode(b"k" * 32).decode()}}
+    body: Document = {"metadata": {}, "data": {"key": base64.b64encode(b"k" * 32).decode()}}
     api = Scripted(answers=[Answer(status=200, body=body)])
     assert await read_secret(Objects(api), "streams", "broker") == b"k" * 32
     assert api.asked == [("GET", "/api/v1/namespaces/streams/secrets/broker")]

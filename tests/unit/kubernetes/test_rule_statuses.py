@@ -74,7 +74,7 @@ class Bench:
             self.statuses.on_written(write, self.objects[uid])
         return write
 
-    def written(self, write: StatusWrite, uid: str = "u1") -> dict[str, Any]:
+    def written(self, write: StatusWrite, uid: str = "u1") -> Any:
         metadata = {"uid": uid, "resourceVersion": str(self.version)}
         return {"metadata": metadata, "status": dict(write.status)}
 

@@ -19,6 +19,7 @@ from streambroker_operator.kubernetes.status.conditions import (
     NOTHING_PUBLISHED,
     Condition,
     PublishedStatus,
+    StatusBody,
     desired_status,
     format_time,
     read_published,
@@ -40,14 +41,14 @@ def made(
     shown: PublishedStatus = NOTHING_PUBLISHED,
     now: float = 1000.0,
     steered: str | None = None,
-) -> dict[str, Any] | None:
+) -> StatusBody | None:
     facts = desired_status(
         resource or export_of(), status, programmed=programmed, published=shown, steered=steered
     )
     return status_to_write(facts, shown, now)
 
 
-def conditions(status: dict[str, Any] | None) -> dict[str, tuple[str, str]]:
+def conditions(status: StatusBody | None) -> dict[str, tuple[str, str]]:
     assert status is not None
     return {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
 
@@ -190,7 +191,7 @@ def test_every_condition_has_the_generation_that_it_is_about() -> None:
     assert [c["observedGeneration"] for c in status["conditions"]] == [7, 7, 7, 7]
 
 
-def matched_of(status: dict[str, Any] | None) -> str:
+def matched_of(status: StatusBody | None) -> str:
     assert status is not None
     return str(next(c["message"] for c in status["conditions"] if c["type"] == "Matched"))
 

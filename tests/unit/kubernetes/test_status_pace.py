@@ -54,7 +54,8 @@ class Bench:
         metadata = {"name": name, "namespace": "default", "uid": name, "resourceVersion": "12"}
         kind = {"apiVersion": "streambroker.io/v1alpha1", "kind": "Import"}
         status = {"status": call.body["status"]} if call.body else {}
-        return Answer(status=200, body={**kind, "metadata": metadata, "spec": spec, **status})
+        body: Any = {**kind, "metadata": metadata, "spec": spec, **status}
+        return Answer(status=200, body=body)
 
     def run(self, agents: Any) -> tuple[float, float]:
         """Return when the agents' and when all statuses were written."""
@@ -184,7 +185,7 @@ def test_what_no_agent_waits_for_is_no_faster_than_the_rest() -> None:
         for n in range(COUNT):
             agents.endpoints.on_registered(pe(f"job{n}"), registration(), None, 0)
             live = bench.answer(Call(0.0, "GET", f"/job{n}", {}, {})).body
-            agents.observe(dict(live))
+            agents.observe(live)
         await agents.announce()
 
     first, _ = bench.run(announce)

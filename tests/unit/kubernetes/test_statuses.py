@@ -22,6 +22,7 @@ from streambroker_core.board import (
 from streambroker_core.model import Export, Import
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.reports.storage_status import StorageStatus
+from streambroker_operator.kubernetes.client.documents import ObjectMetadata
 from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
@@ -74,7 +75,7 @@ class Bench:
         self.apply(Synced(kind="Import", listed=imports, version=self.version))
 
     def look(self, kind: Any, uid: str, status: Any, *, listed: bool = False) -> None:
-        metadata = {"uid": uid, "resourceVersion": str(self.version)}
+        metadata: ObjectMetadata = {"uid": uid, "resourceVersion": str(self.version)}
         self.statuses.observe(kind, {"metadata": metadata, "status": status}, listed)
 
     def asked(self) -> dict[Name, bool]:
@@ -86,7 +87,7 @@ class Bench:
         write = self.statuses.build(name)
         if write is not None:
             self.version += 1
-            metadata = {"uid": write.uid, "resourceVersion": str(self.version)}
+            metadata: ObjectMetadata = {"uid": write.uid, "resourceVersion": str(self.version)}
             self.statuses.on_written(write, {"metadata": metadata, "status": write.status})
         return write
 
@@ -232,7 +233,7 @@ def test_an_answer_about_another_resource_of_the_name_changes_nothing() -> None:
     write = bench.statuses.build(NEWS)
     assert write is not None
 
-    metadata = {"uid": "another", "resourceVersion": "999"}
+    metadata: ObjectMetadata = {"uid": "another", "resourceVersion": "999"}
     bench.statuses.on_written(write, {"metadata": metadata, "status": write.status})
 
     assert bench.statuses.build(NEWS) is not None
@@ -702,7 +703,7 @@ def test_before_both_kinds_are_read_nothing_is_written_and_then_everything() -> 
     offers: list[Name] = []
     statuses = PortReconciler(board.reader, lambda name, urgent: offers.append(name))
     for name in (EXPORT, IMPORT):
-        metadata = {"uid": name[1], "resourceVersion": "1"}
+        metadata: ObjectMetadata = {"uid": name[1], "resourceVersion": "1"}
         statuses.observe(name[0], {"metadata": metadata}, True)
     first = Synced(kind="Export", listed=((FEED, 1),), version=1)
     statuses.on_actions(first, board.handle(first))

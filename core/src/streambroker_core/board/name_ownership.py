@@ -17,7 +17,7 @@ from streambroker_core.model import Export, Import, PeKey, PortKey, seniority
 R = TypeVar("R", Export, Import)
 
 
-class _PortClaims(Generic[R]):
+class PortClaims(Generic[R]):
     """Claims on ports, by PE; each port goes to the oldest claimant."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def _sole_claimant(ports: Mapping[str, tuple[R, ...]]) -> R | None:
     return claimants[0] if len(claimants) == 1 else None
 
 
-class _NameClaims(Generic[R]):
+class NameClaims(Generic[R]):
     """Claims on names; each name goes to the oldest claimant."""
 
     def __init__(self, get: Callable[[str], R | None]) -> None:
@@ -138,23 +138,28 @@ class _NameClaims(Generic[R]):
 
 
 class NameOwnership(Generic[R]):
-    """Ownership of ports and stream names among resources of one kind."""
+    """Ownership of ports and stream names among resources of one kind.
+
+    Attributes:
+        ports: claims on ports.
+        streams: claims of the port holders on stream names.
+    """
 
     def __init__(
         self, get: Callable[[str], R | None], claimed_stream: Callable[[R], Hashable | None]
     ) -> None:
         self._get: Callable[[str], R | None] = get
         self._claimed_stream: Callable[[R], Hashable | None] = claimed_stream
-        self._ports: _PortClaims[R] = _PortClaims()
-        self._streams: _NameClaims[R] = _NameClaims(get)
+        self.ports: PortClaims[R] = PortClaims()
+        self.streams: NameClaims[R] = NameClaims(get)
 
     def apply(self, change: ResourceChanged[R]) -> set[str]:
         """Apply a change; return the uids whose ownership may have changed."""
         concerned = {change.uid}
         if change.old is not None:
-            concerned.update(rival.uid for rival in self._ports.remove(change.old))
+            concerned.update(rival.uid for rival in self.ports.remove(change.old))
         if change.new is not None:
-            concerned.update(rival.uid for rival in self._ports.add(change.new))
+            concerned.update(rival.uid for rival in self.ports.add(change.new))
         for rival in sorted(concerned):
             concerned |= self._claim_stream(rival)
         return concerned
@@ -162,41 +167,33 @@ class NameOwnership(Generic[R]):
     def _claim_stream(self, uid: str) -> set[str]:
         resource = self._get(uid)
         holds_port = resource is not None and self.port_rival(uid) is None
-        return self._streams.claim(
+        return self.streams.claim(
             uid, self._claimed_stream(resource) if resource and holds_port else None
         )
 
-    def port_claimants(self, key: PortKey) -> tuple[R, ...]:
-        """Return the claimants of a port, oldest first: the first holds it."""
-        return self._ports.claimants(key)
-
     def claimants_of_pe(self, pe: PeKey) -> list[R]:
         """Return all resources that claim ports of a PE, ordered by uid."""
-        resources = (one for claimants in self._ports.claimants_of_pe(pe) for one in claimants)
+        resources = (one for claimants in self.ports.claimants_of_pe(pe) for one in claimants)
         return sorted(resources, key=lambda one: one.uid)
 
     def holders(self, pe: PeKey) -> list[R]:
         """Return the resources that hold a PE's ports, ordered by port."""
-        found = (claimants[0] for claimants in self._ports.claimants_of_pe(pe))
+        found = (claimants[0] for claimants in self.ports.claimants_of_pe(pe))
         return sorted(found, key=lambda one: one.key.port)
-
-    def stream_claimants(self, stream: Hashable) -> list[str]:
-        """Return the port holders that claim a stream name, ordered by uid."""
-        return self._streams.claimants(stream)
 
     def standby_uids(self) -> set[str]:
         """Return the uids of existing resources that do not hold what they claim."""
-        return {*self._ports.standby_uids(), *self._streams.standby_uids()}
+        return {*self.ports.standby_uids(), *self.streams.standby_uids()}
 
     def port_rival(self, uid: str) -> str | None:
         """Return the uid of another resource that holds the resource's port, or None."""
         resource = self._get(uid)
-        holders = () if resource is None else self._ports.claimants(resource.key)[:1]
+        holders = () if resource is None else self.ports.claimants(resource.key)[:1]
         return next((holder.uid for holder in holders if holder.uid != uid), None)
 
     def stream_rival(self, uid: str) -> str | None:
         """Return the uid of another resource that holds the resource's stream id, or None."""
-        holder = self._streams.holder_for(uid)
+        holder = self.streams.holder_for(uid)
         return None if holder == uid else holder
 
     def is_accepted(self, uid: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from streambroker_core.board.name_ownership import NameOwnership
@@ -100,7 +100,7 @@ class PortIndex(Generic[R]):
             for peer in old.outcomes.keys() | outcomes.keys()
         ]
 
-    def port_orders_for(self, uids: Mapping[str, object]) -> list[PortOrder]:
+    def port_orders_for(self, uids: Iterable[str]) -> list[PortOrder]:
         """Return the sort keys of resources, in order."""
         resources = (self.cache.get(uid) for uid in uids)
         return sorted(port_order_for(resource) for resource in resources if resource is not None)
@@ -147,13 +147,13 @@ class PortIndex(Generic[R]):
 
     def claimants(self, key: PortKey) -> list[R]:
         """Return all claimants of a port, ordered by uid."""
-        return sorted(self.ownership.port_claimants(key), key=lambda resource: resource.uid)
+        return sorted(self.ownership.ports.claimants(key), key=lambda resource: resource.uid)
 
     def stream_holders(self, stream: Hashable) -> list[R]:
         """Return the port holders that claim a stream name, ordered by uid."""
-        claimed = (self.cache.get(uid) for uid in self.ownership.stream_claimants(stream))
+        claimed = (self.cache.get(uid) for uid in self.ownership.streams.claimants(stream))
         return [resource for resource in claimed if resource is not None]
 
     def holder_at(self, key: PortKey) -> R | None:
         """Return the resource that holds a port."""
-        return next(iter(self.ownership.port_claimants(key)), None)
+        return next(iter(self.ownership.ports.claimants(key)), None)

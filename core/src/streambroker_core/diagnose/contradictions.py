@@ -7,13 +7,13 @@ expression true. What cannot be decided counts as possible.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeAlias
 
 from streambroker_core.expression import tree
-from streambroker_core.expression.evaluate import compile_test
+from streambroker_core.expression.evaluate import Row, compile_test
 from streambroker_core.expression.printer import print_tree
 
 _Needed: TypeAlias = "tuple[tree.Atom, bool]"
@@ -200,7 +200,7 @@ def _find_no_candidate(needed: list[_Needed]) -> str | None:
     return None
 
 
-def _is_satisfied(needed: list[_Needed], values: Mapping[str, Any]) -> bool:
+def _is_satisfied(needed: list[_Needed], values: Row) -> bool:
     return all(compile_test(atom)(values) is wanted for atom, wanted in needed)
 
 

@@ -7,10 +7,10 @@ thousands of exports most agree in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from streambroker_core.expression import tree
-from streambroker_core.expression.evaluate import compile_test
+from streambroker_core.expression.evaluate import Row, compile_test
 from streambroker_core.expression.explain import explain_tree
 
 _Values: TypeAlias = "tuple[bool | None, ...]"
@@ -43,7 +43,7 @@ class SubscriptionDistance:
         self._cost = _compile_cost(node, {atom: index for index, atom in enumerate(distinct)})
         self._searches = MAX_SEARCHES if len(distinct) < len(atoms) else 0
 
-    def count_changes(self, values: Mapping[str, Any]) -> int:
+    def count_changes(self, values: Row) -> int:
         """Return the distance for normalised properties; 0 if the tree is true."""
         truth_values = tuple([test(values) for test in self._tests])
         changes = self._cache.get(truth_values)
@@ -51,14 +51,14 @@ class SubscriptionDistance:
             changes = self._cache[truth_values] = self._count(truth_values, values)
         return changes
 
-    def _count(self, truth_values: _Values, values: Mapping[str, Any]) -> int:
+    def _count(self, truth_values: _Values, values: Row) -> int:
         if self._searches:
             self._searches -= 1
             return self._search(values)
         count = self._cost(truth_values)[0]
         return self._rewrite_cost if count == _NEVER else min(int(count), self._rewrite_cost)
 
-    def _search(self, values: Mapping[str, Any]) -> int:
+    def _search(self, values: Row) -> int:
         """Count by search: one change of a repeated predicate counts for all its places."""
         explained = explain_tree(self._node, values)
         if explained.value is True:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from streambroker_core.expression import Miss, PredicateResult, tree
-from streambroker_core.expression.evaluate import compile_fetch
+from streambroker_core.expression.evaluate import Row, compile_fetch
 from streambroker_core.expression.printer import print_tree
 
 _MAX_LENGTH = 60
@@ -17,7 +16,7 @@ _WORDS = frozenset({"true", "false", "null"})
 _MATCHES = {"startsWith": "start with", "endsWith": "end with", "contains": "contain"}
 
 
-def describe_changes(miss: Miss, node: tree.Predicate, values: Mapping[str, Any]) -> list[str]:
+def describe_changes(miss: Miss, node: tree.Predicate, values: Row) -> list[str]:
     """Return a phrase for each predicate that would have to change.
 
     `values` are the normalised properties that do not make the tree true.
@@ -30,7 +29,7 @@ def describe_changes(miss: Miss, node: tree.Predicate, values: Mapping[str, Any]
 
 
 def describe_change(
-    atom: tree.Atom, finding: PredicateResult, values: Mapping[str, Any], *, desired: bool
+    atom: tree.Atom, finding: PredicateResult, values: Row, *, desired: bool
 ) -> str:
     """Return a phrase such as ``needs kind = trade, has quote``."""
     requirement, subject = _describe_requirement(atom, desired)
@@ -87,7 +86,7 @@ def _print_subject(node: tree.Node) -> str:
     return print_tree(node)
 
 
-def _describe_actual(subject: tree.Operand, values: Mapping[str, Any]) -> str:
+def _describe_actual(subject: tree.Operand, values: Row) -> str:
     value = compile_fetch(subject)(values)
     if value is not None:
         return f"has {format_value(value)}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeAlias
 
 from streambroker_core.expression import tree
-from streambroker_core.expression.evaluate import compare, compile_fetch, compile_test
+from streambroker_core.expression.evaluate import Row, compare, compile_fetch, compile_test
 from streambroker_core.expression.printer import print_tree
 
 # Maximum number of shown ways to match, and of ways kept during the search.
@@ -70,7 +70,7 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain_tree(node: tree.Predicate, values: Mapping[str, Any]) -> Explanation:
+def explain_tree(node: tree.Predicate, values: Row) -> Explanation:
     """Explain the value of a tree for normalised properties or a row."""
     findings: dict[str, PredicateResult] = {}
     for atom in tree.atoms(node):
@@ -150,7 +150,7 @@ def _word(value: bool | None) -> str:
     return "unknown" if value is None else str(value).lower()
 
 
-def _explain_value(node: tree.Atom, values: Mapping[str, Any]) -> str:
+def _explain_value(node: tree.Atom, values: Row) -> str:
     """Return the values that a predicate used, or what made it unknown."""
     if isinstance(node, tree.Boolean):
         return "a constant"
@@ -165,12 +165,12 @@ def _explain_value(node: tree.Atom, values: Mapping[str, Any]) -> str:
     return ", ".join(details) or "it names nothing"
 
 
-def _incomparable(node: tree.Comparison, values: Mapping[str, Any]) -> bool:
+def _incomparable(node: tree.Comparison, values: Row) -> bool:
     sides = compile_fetch(node.left)(values), compile_fetch(node.right)(values)
     return None not in sides and compare(node.op, *sides) is None
 
 
-def _describe_fact(node: tree.Node, values: Mapping[str, Any]) -> str | None:
+def _describe_fact(node: tree.Node, values: Row) -> str | None:
     match node:
         case tree.Name() | tree.Has():
             return _describe_name(node.name, values)
@@ -184,12 +184,12 @@ def _describe_fact(node: tree.Node, values: Mapping[str, Any]) -> str | None:
             return None
 
 
-def _describe_name(name: str, values: Mapping[str, Any]) -> str:
+def _describe_name(name: str, values: Row) -> str:
     value = values.get(name)
     return f"`{name}` is missing" if value is None else f"`{name}` is {_format_value(value)}"
 
 
-def _describe_element(node: tree.Subscript, values: Mapping[str, Any]) -> str:
+def _describe_element(node: tree.Subscript, values: Row) -> str:
     value = values.get(node.name)
     if value is None:
         return f"`{node.name}` is missing"
@@ -201,9 +201,7 @@ def _describe_element(node: tree.Subscript, values: Mapping[str, Any]) -> str:
     return f"`{node.name}[{node.index}]` is {_format_value(value[node.index])}"
 
 
-def _describe_computed(
-    node: tree.Arithmetic | tree.Negate | tree.Invert, values: Mapping[str, Any]
-) -> str:
+def _describe_computed(node: tree.Arithmetic | tree.Negate | tree.Invert, values: Row) -> str:
     text = print_tree(node)
     value = compile_fetch(node)(values)
     if value is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 from streambroker_core.control.tuples import Delivery
 
@@ -43,6 +43,17 @@ class SideVersion:
     input: str
     version: str
     at: int | None = None
+
+
+class ControlMessage(TypedDict, total=False):
+    """A `SideComplete` or `SideVersion` as JSON; ``type`` is the name of its class."""
+
+    type: str
+    input: str
+    window: int | None
+    whole: bool
+    version: str | None
+    at: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

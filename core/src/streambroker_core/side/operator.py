@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from streambroker_core.control.operators.operator import Blobs, Changes, Input, Operator
 from streambroker_core.control.tuples import ControlTuple, UndeliverableError
 from streambroker_core.deprecation import warn_deprecated
-from streambroker_core.side.control_messages import SideComplete, SideVersion
+from streambroker_core.side.control_messages import ControlMessage, SideComplete, SideVersion
 from streambroker_core.side.definition import MAIN, SideJoin
 from streambroker_core.side.describe import describe_stall, explain
 from streambroker_core.side.error_rows import ERROR_SCHEMA, ERRORS, ErrorRows
@@ -138,7 +138,7 @@ class SideOperator(Operator):
     def process_control(self, port: str, control: ControlTuple) -> bool:
         """Handle control tuples for a side input; forward all others."""
         del port
-        payload = control.payload
+        payload: ControlMessage = control.payload
         if control.type not in _CONTROL_TYPES:
             return False
         known, handled = (
@@ -183,9 +183,10 @@ class SideOperator(Operator):
 
     def apply_control(self, message: SideComplete | SideVersion) -> None:
         """Apply a control message for a runtime that has no control tuples."""
-        self._schedule_control({**asdict(message), "type": type(message).__name__})
+        fields = {**asdict(message), "type": type(message).__name__}
+        self._schedule_control(cast(ControlMessage, fields))
 
-    def _schedule_control(self, message: dict[str, Any]) -> None:
+    def _schedule_control(self, message: ControlMessage) -> None:
         at = self._state.effective_time(message, self.window.watermark)
         if at is None:
             self._apply_control(message)
@@ -321,7 +322,7 @@ class SideOperator(Operator):
         times = event_micros(batch, self.join.event_time)
         self._joiner.process_pairs(self._joiner.make_pairs(batch, times, seqs, self.window.time))
 
-    def _apply_control(self, message: dict[str, Any]) -> None:
+    def _apply_control(self, message: ControlMessage) -> None:
         self._joiner.retry_window(*self._state.apply_control(message, self.window.time))
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -31,6 +31,7 @@ from streambroker_core.model import (
     is_port_name,
     seniority,
 )
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.manifests.ports import read_manifest
 from streambroker_operator.errors import RequestError
@@ -126,7 +127,7 @@ def _explain(
     exports: Sequence[Export],
     imports: Sequence[Import],
     limit: int,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the explanation of two ports, with all their claimants, or of the oldest of one."""
     findings: list[diagnose.LintFinding] = []
     if exports and imports:
@@ -154,7 +155,7 @@ def _explain(
     }
 
 
-def _pair_body(pair: diagnose.Pair) -> dict[str, Any]:
+def _pair_body(pair: diagnose.Pair) -> JsonObject:
     return {
         "export": str(pair.export),
         "import": str(pair.import_),
@@ -354,7 +355,7 @@ def _check_namespaces(request: web.Request, keys: Iterable[PortKey]) -> None:
             )
 
 
-def forecast_body(result: diagnose.Forecast) -> dict[str, Any]:
+def forecast_body(result: diagnose.Forecast) -> JsonObject:
     """Return the JSON of a forecast."""
     return {
         "added": [route_body(route) for route in result.added],
@@ -369,6 +370,6 @@ def forecast_body(result: diagnose.Forecast) -> dict[str, Any]:
     }
 
 
-def problems_body(problems: Iterable[diagnose.ProposalProblem]) -> list[dict[str, Any]]:
+def problems_body(problems: Iterable[diagnose.ProposalProblem]) -> list[JsonObject]:
     """Return the JSON of problems."""
     return [asdict(problem) for problem in problems]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from streambroker_core.board import BoardReader, Status
 from streambroker_core.model import Export, PeKey, Route, kind_of
 from streambroker_core.wire.broker.registration import Registration
-from streambroker_core.wire.manifests.ports import write_manifest
+from streambroker_core.wire.encoding.canonical import JsonObject, without_none
+from streambroker_core.wire.manifests.ports import Manifest, write_manifest
 from streambroker_operator.agents.ended_exports import ExportFacts, ExportReports
 from streambroker_operator.agents.liveness import AgentLiveness
 from streambroker_operator.storage.backend import StoredResource
 
 
-def route_body(route: Route) -> dict[str, Any]:
+def route_body(route: Route) -> JsonObject:
     """Return the JSON of a route."""
     return {
         "export": str(route.export),
@@ -25,15 +25,21 @@ def route_body(route: Route) -> dict[str, Any]:
     }
 
 
-def changed_values_body(current: Route, previous: Route) -> dict[str, Any]:
+def changed_values_body(current: Route, previous: Route) -> JsonObject:
     """Return the previous values of the fields that changed."""
     old, new = route_body(previous), route_body(current)
     return {name: value for name, value in old.items() if value != new[name]}
 
 
+class ResourceBody(Manifest):
+    """Manifest of a port or a rule, with its status."""
+
+    status: JsonObject
+
+
 def resource_body(
     board: BoardReader, stored: StoredResource, export_reports: ExportReports
-) -> dict[str, Any]:
+) -> ResourceBody:
     """Return a resource's manifest with its status on the board."""
     resource = stored.resource
     return build_resource_body(
@@ -43,23 +49,25 @@ def resource_body(
 
 def build_resource_body(
     stored: StoredResource, status: Status | None, export_reports: ExportReports
-) -> dict[str, Any]:
+) -> ResourceBody:
     """Return a resource's manifest with a status; empty if None.
 
     An Export's status also has `ended`, `damaged` if its log is damaged, and `stored` if its agent
     has object storage or the Export demands it.
     """
     resource = stored.resource
-    status_json = {} if status is None else _status_body(status)
+    status_json: JsonObject = {} if status is None else _status_body(status)
     if status is not None and isinstance(resource, Export):
         facts = export_reports.facts(resource) if status.accepted else ExportFacts()
-        status_json["ended"] = facts.ended
-        status_json |= {"damaged": facts.damaged} if facts.damaged else {}
-        status_json |= {} if facts.stored is None else {"stored": asdict(facts.stored)}
+        stored_json = None if facts.stored is None else asdict(facts.stored)
+        reported = without_none(
+            ended=facts.ended, damaged=facts.damaged or None, stored=stored_json
+        )
+        status_json = {**status_json, **reported}
     return {**write_manifest(resource, version=stored.version), "status": status_json}
 
 
-def _status_body(status: Status) -> dict[str, Any]:
+def _status_body(status: Status) -> JsonObject:
     return {
         "accepted": status.accepted,
         "reason": status.reason,
@@ -74,7 +82,7 @@ def _status_body(status: Status) -> dict[str, Any]:
     }
 
 
-def pe_body(board: BoardReader, pe: PeKey, liveness: AgentLiveness) -> dict[str, Any]:
+def pe_body(board: BoardReader, pe: PeKey, liveness: AgentLiveness) -> JsonObject:
     """Return the JSON of a PE as the board knows it."""
     exports, imports = board.ports(pe)
     agent = board.registration(pe)
@@ -88,7 +96,7 @@ def build_pe_body(
     exports: Sequence[str],
     imports: Sequence[str],
     liveness: AgentLiveness,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the JSON of a PE: its agent, last contact, and port names in order."""
     return {
         "namespace": pe.namespace,

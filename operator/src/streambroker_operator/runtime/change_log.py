@@ -245,7 +245,7 @@ class ChangeLog:
         namespaces = (route.export.namespace, route.import_.namespace)
         self._append(name, namespaces, {"type": change_type, "route": route_body(route), **more})
 
-    def _append(self, name: str, namespaces: tuple[str, ...], body: Mapping[str, Any]) -> None:
+    def _append(self, name: str, namespaces: tuple[str, ...], body: Mapping[str, object]) -> None:
         self.count += 1
         data = canonical({**body, "point": list(self._board.point)})
         self._events.append(

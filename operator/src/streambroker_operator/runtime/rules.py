@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from streambroker_core.board import BoardReader, RuleApplied, RuleRemoved, Status
 from streambroker_core.board.rule_index import Job, RuleIndex, rule_problem
 from streambroker_core.model import PeKey, Rule, RuleKey
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.manifests.rules import write_rule_manifest
 from streambroker_core.wire.reports.rule_status import (
     MAX_RULES,
@@ -18,6 +18,7 @@ from streambroker_core.wire.reports.rule_status import (
     merge_statuses,
 )
 from streambroker_operator.errors import RequestError, unknown_rule
+from streambroker_operator.runtime.bodies import ResourceBody
 from streambroker_operator.storage.backend import StorageBackend, StoredRule
 from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
 
@@ -185,15 +186,15 @@ class RuleReports:
 
 def rule_body(
     stored: StoredRule, status: Status | None, reported: RuleStatus | None
-) -> dict[str, Any]:
+) -> ResourceBody:
     """Return a rule's manifest, with the status from the board and from the job."""
     manifest = write_rule_manifest(stored.rule, version=stored.version)
     return {**manifest, "status": {} if status is None else _status_body(status, reported)}
 
 
-def _status_body(status: Status, reported: RuleStatus | None) -> dict[str, Any]:
+def _status_body(status: Status, reported: RuleStatus | None) -> JsonObject:
     refused = status.accepted and reported is not None and bool(reported.reason)
-    body = {
+    body: JsonObject = {
         "accepted": status.accepted and not refused,
         "reason": reported.reason if refused and reported is not None else status.reason,
         "message": reported.message if refused and reported is not None else status.message,

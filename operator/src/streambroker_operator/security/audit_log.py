@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import Any
+
+from streambroker_core.wire.encoding.canonical import JsonObject
 
 LOGGER = "streambroker.audit"
 
@@ -49,7 +49,7 @@ def is_enabled() -> bool:
     return _log.isEnabledFor(logging.INFO)
 
 
-def write_record(facts: Mapping[str, Any]) -> None:
+def write_record(facts: JsonObject) -> None:
     """Write the line of one request, at level INFO."""
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     _log.info("%s", json.dumps({"time": now, **facts}, separators=(",", ":")))

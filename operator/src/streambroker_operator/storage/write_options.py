@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypedDict
 
 Touched: TypeAlias = tuple[tuple[str, ...], ...]
 """Paths of a spec that a change touches, each with everything below; the rest stays as it is."""
+
+
+class OwnerReference(TypedDict, total=False):
+    """Object of a cluster that owns another one."""
+
+    apiVersion: str
+    kind: str
+    name: str
+    uid: str
+    controller: bool
+    blockOwnerDeletion: bool
 
 
 def _accept_any(_current: str | None) -> None:
@@ -28,7 +39,7 @@ class WriteOptions:
 
     check: Callable[[str | None], None] = _accept_any
     force: bool = False
-    owners: tuple[Mapping[str, Any], ...] = ()
+    owners: tuple[OwnerReference, ...] = ()
     principal: str = ""
 
 

@@ -111,7 +111,7 @@ class BatchHits:
     ) -> None:
         self._batch, self._masks = batch, masks
         self._cache: dict[str, pa.BooleanArray] = {}
-        self._evaluated: dict[str, Any] = {}
+        self._evaluated: dict[str, pa.BooleanArray] = {}
         self._lookup_rows: dict[str, list[int]] = {}
         for name, texts in lookups.items():
             self._lookup_rows |= _find_lookup_rows(

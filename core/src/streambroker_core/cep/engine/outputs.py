@@ -17,13 +17,13 @@ from streambroker_core.cep.pattern.errors import PatternArgumentError, RunError
 from streambroker_core.cep.pattern.key_selectors import Selector
 from streambroker_core.cep.pattern.match_buffer import (
     Event,
-    Row,
     RunNode,
     list_chain,
     load_fields,
 )
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.control.tuples import END_OF_TIME
+from streambroker_core.expression.evaluate import Row
 
 MATCHES, TIMEOUTS, LATE, ERRORS = "matches", "timeouts", "late", "errors"
 OUTPUTS = (MATCHES, TIMEOUTS, LATE, ERRORS)
@@ -82,7 +82,7 @@ class MatchedEvents:
     number: int | None = None
 
 
-FunctionResult: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]] | None"
+FunctionResult: TypeAlias = "Row | Iterable[Row] | None"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ class OutputWriter:
         """
         _load_rows(results)
         standard: dict[str, list[RuleResult]] = {}
-        function_rows: dict[str, list[dict[str, Any]]] = {}
+        function_rows: dict[str, list[Row]] = {}
         failed: dict[tuple[str, int], tuple[PatternProcessor, RunError]] = {}
         for result in results:
             if result[:2] in failed or isinstance(result.outcome, RunError):
@@ -282,9 +282,7 @@ def _times(outcome: PatternMatch | Timeout) -> tuple[int, int]:
     return outcome.time, outcome.time if noticed == END_OF_TIME else noticed
 
 
-def _check_rows(
-    function: MatchFunction, returned: FunctionResult, result: RuleResult
-) -> list[dict[str, Any]]:
+def _check_rows(function: MatchFunction, returned: FunctionResult, result: RuleResult) -> list[Row]:
     """Return the rows that a function returned, with the rule's columns.
 
     Raises ValueError, TypeError or ArrowException if they do not fit the function's schema.

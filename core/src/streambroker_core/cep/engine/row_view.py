@@ -15,6 +15,7 @@ from streambroker_core.cep.engine.key_store import KeyRuns, encode_key
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
 from streambroker_core.cep.pattern.key_selectors import Selector
 from streambroker_core.cep.pattern.match_buffer import Event, RunNode, load_fields
+from streambroker_core.expression.evaluate import Row
 
 _NOT_READ = object()
 _LETTERS: Mapping[pa.DataType, Literal["i", "q", "Q"]] = {
@@ -95,7 +96,7 @@ class OrderedRows:
         """Read all fields of the rows that are events."""
         load_fields(self._events.values())
 
-    def fields(self, rows: list[int]) -> list[dict[str, Any]]:
+    def fields(self, rows: list[int]) -> list[Row]:
         """Return all fields of rows."""
         taken, names = self.batch.take(pa.array(rows, pa.int64())), self.batch.schema.names
         columns = [to_python_values(column) for column in taken.columns]

@@ -12,9 +12,10 @@ from streambroker_core.cep.nfa.condition_bits import ConditionBits
 from streambroker_core.cep.nfa.matcher import Matcher, PatternMatch, Run, Timeout, events_by_stage
 from streambroker_core.cep.nfa.nfa import FINAL, STOP
 from streambroker_core.cep.pattern.key_selectors import compute_key
-from streambroker_core.cep.pattern.match_buffer import Event, Row, RunNode
+from streambroker_core.cep.pattern.match_buffer import Event, RunNode
 from streambroker_core.cep.pattern.pattern import Pattern
 from streambroker_core.cep.pattern.run_limits import NEVER, RunLimits
+from streambroker_core.expression.evaluate import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from streambroker_core.cep.pattern.match_buffer import (
 )
 from streambroker_core.expression import tree
 from streambroker_core.expression.arithmetic import COMPARE
+from streambroker_core.expression.evaluate import Row
 
 _NUMBERS = (int, float)
 
@@ -43,7 +44,7 @@ class RunView:
         self._stages, self._node = stages, node
         self.timestamp, self.processing_time = event.time, event.clock
 
-    def events(self, stage: str) -> list[Mapping[str, Any]]:
+    def events(self, stage: str) -> list[Row]:
         """Return the rows that the run took for a stage, in order."""
         return [
             node.event.row for node in list_chain(self._node) if self._stages[node.stage] == stage

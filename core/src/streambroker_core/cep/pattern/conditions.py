@@ -16,9 +16,10 @@ from functools import singledispatch
 from typing import Any, Protocol, TypeAlias
 
 from streambroker_core.cep.pattern.errors import ConditionError, PatternArgumentError
-from streambroker_core.cep.pattern.match_buffer import Row, Term
+from streambroker_core.cep.pattern.match_buffer import Term
 from streambroker_core.errors import ExpressionError, locate
 from streambroker_core.expression import Expression, parse, tree
+from streambroker_core.expression.evaluate import Row
 from streambroker_core.expression.strings import quote, unquote
 
 ConditionFunction: TypeAlias = "Callable[[Row, Any], bool]"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from streambroker_core.cep.pattern.match_buffer import Row
 from streambroker_core.errors import FilterError
 from streambroker_core.expression import parse, tree
-from streambroker_core.expression.evaluate import compile_fetch, compile_test
+from streambroker_core.expression.evaluate import Fetch, Row, compile_fetch, compile_test
 
 Selector: TypeAlias = "tuple[str, ...]"
 """Parts of a key: column names or expressions."""
@@ -19,7 +17,7 @@ _OPERANDS = (tree.Name, tree.Subscript, tree.Negate, tree.Invert, tree.Arithmeti
 
 
 @lru_cache(maxsize=1_024)
-def key_expression(text: str) -> tuple[Callable[[Mapping[str, Any]], Any], frozenset[str]]:
+def key_expression(text: str) -> tuple[Fetch, frozenset[str]]:
     """Return the function that computes a part of a key from a row, and the columns that it reads.
 
     Raises:

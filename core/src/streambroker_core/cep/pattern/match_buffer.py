@@ -6,13 +6,13 @@ the last run that holds it. Nodes cache the values of terms such as sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
+from streambroker_core.expression.evaluate import Row
 from streambroker_core.model.properties import INT64_MAX, INT64_MIN
 
-Row: TypeAlias = "Mapping[str, Any]"
 Fold: TypeAlias = "Callable[[Any, Any], Any]"
 _NOTHING = object()
 """Marks that no event of the stage was taken yet."""
@@ -21,7 +21,7 @@ _NOTHING = object()
 class FieldSource(Protocol):
     """Source of event fields that are not loaded yet."""
 
-    def fields(self, rows: list[int]) -> list[dict[str, Any]]:
+    def fields(self, rows: list[int]) -> list[Row]:
         """Return all fields of rows."""
 
     def value(self, name: str, row: int) -> Any:

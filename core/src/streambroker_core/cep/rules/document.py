@@ -26,7 +26,6 @@ from streambroker_core.cep.pattern.pattern import (
     Element,
     Group,
     Pattern,
-    PatternStage,
     Quantifier,
     Skip,
 )
@@ -39,6 +38,7 @@ from streambroker_core.cep.rules.document_schema import (
     TIMES_FIELDS,
 )
 from streambroker_core.errors import ManifestError
+from streambroker_core.wire.encoding.canonical import JsonObject, JsonValue, without_none
 
 Functions: TypeAlias = "Mapping[str, ConditionFunction]"
 """Python functions that conditions may name, as registered in the job."""
@@ -89,26 +89,26 @@ def _read_limits(document: Any) -> RunLimits:
     return replace(limits, runs=None if runs is None else _require_type(runs, int, "limits.runs"))
 
 
-def write_rule(rule: PatternProcessor) -> dict[str, Any]:
+def write_rule(rule: PatternProcessor) -> JsonObject:
     """Return the document of a rule; reading it returns an equal rule."""
-    out: dict[str, Any] = {"id": rule.id, "version": rule.version}
-    if rule.key:
-        out["key"] = list(rule.key)
-    if rule.starts is not None:
-        out["scheduled"] = format_instant(rule.starts)
-    if rule.function is not None:
-        out["function"] = rule.function
-    if rule.on_error != "fail":
-        out["onError"] = rule.on_error
-    if rule.keep_matches:
-        out["keepMatches"] = True
-    if rule.limits != RunLimits():
-        out["limits"] = {"runs": rule.limits.runs, "policy": rule.limits.policy}
-    if rule.numbered:
-        out["numbered"] = True
-    if rule.labels:
-        out["labels"] = dict(rule.labels)
-    return {**out, "pattern": write_pattern(rule.pattern)}
+    limits = rule.limits
+    return {
+        "id": rule.id,
+        "version": rule.version,
+        **without_none(
+            key=list(rule.key) or None,
+            scheduled=None if rule.starts is None else format_instant(rule.starts),
+            function=rule.function,
+            onError=None if rule.on_error == "fail" else rule.on_error,
+            keepMatches=rule.keep_matches or None,
+            limits=None
+            if limits == RunLimits()
+            else {"runs": limits.runs, "policy": limits.policy},
+            numbered=rule.numbered or None,
+            labels=dict(rule.labels) or None,
+        ),
+        "pattern": write_pattern(rule.pattern),
+    }
 
 
 def read_pattern(
@@ -248,59 +248,55 @@ def _read_condition(document: Any, path: str, functions: Functions) -> Condition
     return All(items) if kind == "all" else Some(items)
 
 
-def write_pattern(pattern: Pattern) -> dict[str, Any]:
+def write_pattern(pattern: Pattern) -> JsonObject:
     """Return the document of a pattern; reading it returns an equal pattern."""
     skip = pattern.skip
-    out: dict[str, Any] = {}
-    if skip != Skip():
-        out["skip"] = {"strategy": skip.strategy}
-        if skip.stage is not None:
-            out["skip"]["stage"] = skip.stage
-        if skip.throw_on_miss:
-            out["skip"]["throwOnMiss"] = True
-    return {**out, "stages": [_write_element(each) for each in pattern.elements]}
+    written = without_none(
+        strategy=skip.strategy, stage=skip.stage, throwOnMiss=skip.throw_on_miss or None
+    )
+    return {
+        **without_none(skip=None if skip == Skip() else written),
+        "stages": [_write_element(each) for each in pattern.elements],
+    }
 
 
-def _write_element(element: Element) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    if isinstance(element, PatternStage):
-        out["name"] = element.name
-    if element.contiguity != "begin":
-        out["join"] = element.contiguity
+def _write_element(element: Element) -> JsonObject:
+    name = condition = None
+    branches: list[JsonValue] = []
     if isinstance(element, Group):
-        first, *others = ([_write_element(each) for each in branch] for branch in element.branches)
-        out |= {"group": first, "or": others} if others else {"group": first}
-    elif element.condition is not None:
-        out["where"] = write_condition(element.condition)
-    if element.contiguity not in NEGATED:
-        out |= _write_quantifier(element.quantifier)
-    if element.until is not None:
-        out["until"] = write_condition(element.until)
-    if element.within is not None:
-        out["within"] = format_micros(element.within)
-    if element.within_previous is not None:
-        out["withinPrevious"] = format_micros(element.within_previous)
-    return out
+        branches += [[_write_element(each) for each in branch] for branch in element.branches]
+    else:
+        name, condition = element.name, element.condition
+    repeats = element.contiguity not in NEGATED
+    return without_none(
+        name=name,
+        join=None if element.contiguity == "begin" else element.contiguity,
+        group=branches[0] if branches else None,
+        **{"or": branches[1:] or None},
+        where=None if condition is None else write_condition(condition),
+        **(_write_quantifier(element.quantifier) if repeats else {}),
+        until=None if element.until is None else write_condition(element.until),
+        within=_write_micros(element.within),
+        withinPrevious=_write_micros(element.within_previous),
+    )
 
 
-def _write_quantifier(quantifier: Quantifier) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    if quantifier.kind != "one":
-        times: dict[str, Any] = {"from": quantifier.low}
-        if quantifier.high is not None:
-            times["to"] = quantifier.high
-        if quantifier.inner != "relaxed":
-            times["inner"] = quantifier.inner
-        if quantifier.gap:
-            times["gap"] = format_micros(quantifier.gap)
-        if quantifier.gap_between:
-            times["gapBetween"] = format_micros(quantifier.gap_between)
-        out["times"] = times
-    if quantifier.optional:
-        out["optional"] = True
-    if quantifier.greedy:
-        out["greedy"] = True
-    return out
+def _write_quantifier(quantifier: Quantifier) -> JsonObject:
+    times = without_none(
+        to=quantifier.high,
+        inner=None if quantifier.inner == "relaxed" else quantifier.inner,
+        gap=_write_micros(quantifier.gap or None),
+        gapBetween=_write_micros(quantifier.gap_between or None),
+    )
+    return without_none(
+        times=None if quantifier.kind == "one" else {"from": quantifier.low, **times},
+        optional=quantifier.optional or None,
+        greedy=quantifier.greedy or None,
+    )
+
+
+def _write_micros(micros: int | None) -> str | None:
+    return None if micros is None else format_micros(micros)
 
 
 def write_condition(condition: Condition) -> Any:

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-RULE_FIELDS = (
-    "id", "version", "pattern", "key", "scheduled", "function", "onError", "keepMatches",
-    "limits", "numbered", "labels",
-)  # fmt: skip
-PATTERN_FIELDS = ("stages", "within", "skip")
-STAGE_FIELDS = (
-    "name", "group", "or", "join", "where", "times", "optional", "greedy", "until", "within",
-    "withinPrevious",
-)  # fmt: skip
-TIMES_FIELDS = ("from", "to", "inner", "gap", "gapBetween")
+from streambroker_core.wire.encoding.canonical import JsonObject
 
-_DURATION: dict[str, Any] = {
+_DURATION: JsonObject = {
     "description": "seconds, or a text with a unit",
     "oneOf": [
         {"type": "number", "minimum": 0},
         {"type": "string", "minLength": 2, "pattern": r"\d"},
     ],
 }
-_CONDITION: dict[str, Any] = {
+_CONDITION: JsonObject = {
     "oneOf": [
         {"type": "string", "minLength": 1, "maxLength": 2048},
         {"type": "object", "additionalProperties": False, "required": ["function"],
@@ -35,7 +26,19 @@ _CONDITION: dict[str, Any] = {
         ),
     ]
 }  # fmt: skip
-_STAGE: dict[str, Any] = {
+_TIMES: Any = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["from"],
+    "properties": {
+        "from": {"type": "integer", "minimum": 0, "maximum": 1000},
+        "to": {"type": "integer", "minimum": 1, "maximum": 1000},
+        "inner": {"enum": ["relaxed", "strict", "combinations"]},
+        "gap": {"$ref": "#/$defs/duration"},
+        "gapBetween": {"$ref": "#/$defs/duration"},
+    },
+}
+_STAGE: Any = {
     "type": "object",
     "additionalProperties": False,
     "oneOf": [{"required": ["name"]}, {"required": ["group"]}],
@@ -57,14 +60,7 @@ _STAGE: dict[str, Any] = {
         "times": {
             "oneOf": [
                 {"type": "integer", "minimum": 1, "maximum": 1000},
-                {"type": "object", "additionalProperties": False, "required": ["from"],
-                 "properties": {
-                     "from": {"type": "integer", "minimum": 0, "maximum": 1000},
-                     "to": {"type": "integer", "minimum": 1, "maximum": 1000},
-                     "inner": {"enum": ["relaxed", "strict", "combinations"]},
-                     "gap": {"$ref": "#/$defs/duration"},
-                     "gapBetween": {"$ref": "#/$defs/duration"},
-                 }},
+                _TIMES,
             ]
         },
         "optional": {"type": "boolean"},
@@ -74,7 +70,7 @@ _STAGE: dict[str, Any] = {
         "withinPrevious": {"$ref": "#/$defs/duration"},
     },
 }  # fmt: skip
-_PATTERN: dict[str, Any] = {
+_PATTERN: Any = {
     "type": "object",
     "additionalProperties": False,
     "required": ["stages"],
@@ -137,3 +133,8 @@ RULE_SCHEMA: dict[str, Any] = {
     },
 }  # fmt: skip
 """JSON Schema draft 2020-12. `read_rule` refuses everything that it refuses, and more."""
+
+RULE_FIELDS = tuple(RULE_SCHEMA["properties"])
+PATTERN_FIELDS = tuple(_PATTERN["properties"])
+STAGE_FIELDS = tuple(_STAGE["properties"])
+TIMES_FIELDS = tuple(_TIMES["properties"])

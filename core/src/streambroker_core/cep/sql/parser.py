@@ -17,11 +17,11 @@ from lark.exceptions import UnexpectedInput
 
 from streambroker_core.cep.pattern.conditions import MAX_OFFSET
 from streambroker_core.cep.pattern.errors import RowPatternError
-from streambroker_core.cep.pattern.match_buffer import Row
 from streambroker_core.cep.pattern.pattern import Pattern, Skip, SkipStrategy
 from streambroker_core.cep.sql.expressions import Scope, render, unquote_name
 from streambroker_core.cep.sql.grammar import GRAMMAR, REFUSED
 from streambroker_core.errors import locate
+from streambroker_core.expression.evaluate import Row
 
 _PARSER = Lark(GRAMMAR, parser="lalr", maybe_placeholders=True, propagate_positions=True)
 _PLAIN = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*(?:.|\n)*?\*/")
@@ -118,8 +118,8 @@ class DynamicRowPattern:
 def read_row_pattern(
     text: str,
     *,
-    tables: Collection[str] | Mapping[str, Any],
-    factories: Collection[str] | Mapping[str, Any] = (),
+    tables: Collection[str],
+    factories: Collection[str] = (),
 ) -> RowPattern | DynamicRowPattern:
     """Parse a statement: ``SELECT … FROM table MATCH_RECOGNIZE (…)``.
 

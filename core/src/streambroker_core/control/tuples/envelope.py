@@ -18,7 +18,7 @@ from streambroker_core.control.tuples import (
     Target,
 )
 from streambroker_core.errors import FormatTooNewError
-from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.canonical import JsonObject, canonical, without_none
 from streambroker_core.wire.encoding.fields import Fields
 
 VERSION = 1
@@ -30,9 +30,9 @@ _LARGEST = (1 << 63) - 1
 DELIVERIES: Mapping[str, Delivery] = {one.value: one for one in Delivery}
 
 
-def encode(control: ControlTuple) -> dict[str, Any]:
+def encode(control: ControlTuple) -> JsonObject:
     """Return the JSON object of a control tuple."""
-    out: dict[str, Any] = {
+    return {
         "v": VERSION,
         "type": control.type,
         "id": control.id,
@@ -41,13 +41,8 @@ def encode(control: ControlTuple) -> dict[str, Any]:
         "emitter": control.emitter,
         "seq": control.seq,
         "payload": control.payload,
+        **without_none(at=control.at, target=encode_target(control.target) or None),
     }
-    if control.at is not None:
-        out["at"] = control.at
-    target = encode_target(control.target)
-    if target:
-        out["target"] = target
-    return out
 
 
 def decode(data: Any, path: str = "") -> ControlTuple:
@@ -65,23 +60,18 @@ def decode(data: Any, path: str = "") -> ControlTuple:
     fields = Fields(data, path)
     fields.allow_only(_KEYS)
     fields.integer("v", low=1, high=VERSION)
-    name = fields.text("delivery")
-    if name not in DELIVERIES:
-        raise fields.error_at("delivery", f"is {name!r}; it has to be {' or '.join(DELIVERIES)}")
+    delivery, at = read_delivery(fields)
     try:
         text = canonical(fields.get("payload")).decode()
     except ValueError as error:
         raise fields.error_at("payload", f"cannot be written as JSON: {error}") from error
     if len(text) > MAX_PAYLOAD:
         raise fields.error_at("payload", f"has {len(text)} bytes, the limit is {MAX_PAYLOAD}")
-    has_time = DELIVERIES[name] is Delivery.AT_TIME
-    if fields.has("at") != has_time:
-        raise fields.error_at("at", "is required with AT_TIME" if has_time else "needs AT_TIME")
     return ControlTuple(
         type=fields.text("type", longest=MAX_ID),
         id=fields.text("id", longest=MAX_ID),
-        delivery=DELIVERIES[name],
-        at=fields.integer("at", low=-_LARGEST, high=_LARGEST) if has_time else None,
+        delivery=delivery,
+        at=at,
         epoch=fields.integer("epoch", high=_LARGEST),
         emitter=fields.text("emitter", longest=MAX_ID),
         seq=fields.integer("seq", high=_LARGEST),
@@ -90,11 +80,22 @@ def decode(data: Any, path: str = "") -> ControlTuple:
     )
 
 
-def encode_target(target: Target) -> dict[str, Any]:
+def read_delivery(fields: Fields, default: str | None = None) -> tuple[Delivery, int | None]:
+    """Read a delivery and its event time; raise ManifestError if they are wrong."""
+    name = fields.text("delivery", default)
+    if name not in DELIVERIES:
+        raise fields.error_at("delivery", f"is {name!r}; it has to be {' or '.join(DELIVERIES)}")
+    has_time = DELIVERIES[name] is Delivery.AT_TIME
+    if fields.has("at") != has_time:
+        raise fields.error_at("at", "is required with AT_TIME" if has_time else "needs AT_TIME")
+    at = fields.integer("at", low=-_LARGEST, high=_LARGEST) if has_time else None
+    return DELIVERIES[name], at
+
+
+def encode_target(target: Target) -> JsonObject:
     """Return the JSON object of a target; empty if it addresses all."""
     key = None if target.key is None else list(target.key)
-    settings = {"operator": target.operator, "bucket": target.bucket, "key": key}
-    return {name: value for name, value in settings.items() if value is not None}
+    return without_none(operator=target.operator, bucket=target.bucket, key=key)
 
 
 def decode_target(fields: Fields) -> Target:

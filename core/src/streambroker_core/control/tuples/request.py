@@ -20,16 +20,15 @@ from streambroker_core.control.tuples import (
     make_logged_tuple,
 )
 from streambroker_core.control.tuples.envelope import (
-    DELIVERIES,
     MAX_ID,
     decode_target,
     encode_target,
+    read_delivery,
 )
-from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.canonical import JsonValue, canonical, without_none
 from streambroker_core.wire.encoding.fields import Fields
 
 _FIELDS = ("type", "payload", "delivery", "at", "target")
-_LARGEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +57,15 @@ class ControlRequest:
             target=self.target,
         )
 
-    def encode(self) -> dict[str, Any]:
+    def encode(self) -> dict[str, JsonValue]:
         """Return the JSON object that :func:`parse_control_request` reads."""
         named = self.with_identity("log", 0)
-        out: dict[str, Any] = {
+        return {
             "type": self.type,
             "payload": named.payload,
             "delivery": self.delivery.value,
+            **without_none(at=self.at, target=encode_target(self.target) or None),
         }
-        if self.at is not None:
-            out["at"] = self.at
-        if self.target != ALL_TARGETS:
-            out["target"] = encode_target(self.target)
-        return out
 
 
 def parse_control_request(data: object) -> ControlRequest:
@@ -84,19 +79,13 @@ def parse_control_request(data: object) -> ControlRequest:
     fields.allow_only(_FIELDS)
     if not fields.has("type"):
         raise fields.error_at("type", "is required")
-    name = fields.text("delivery", Delivery.END_WINDOW.value)
-    if name not in DELIVERIES:
-        raise fields.error_at("delivery", f"is {name!r}; it has to be {' or '.join(DELIVERIES)}")
-    delivery = DELIVERIES[name]
-    has_time = delivery is Delivery.AT_TIME
-    if fields.has("at") != has_time:
-        raise fields.error_at("at", "is required with AT_TIME" if has_time else "needs AT_TIME")
+    delivery, at = read_delivery(fields, Delivery.END_WINDOW.value)
     kind = fields.text("type", longest=MAX_ID)
     return ControlRequest(
         type=kind,
         text=_read_payload(fields, kind),
         delivery=delivery,
-        at=fields.integer("at", low=-_LARGEST, high=_LARGEST) if has_time else None,
+        at=at,
         target=decode_target(fields.child("target")) if fields.has("target") else ALL_TARGETS,
     )
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from streambroker_core.control.operators.operator import Blobs, Changes, StateError
-from streambroker_core.side.control_messages import SideComplete, SideVersion
+from streambroker_core.side.control_messages import ControlMessage, SideComplete, SideVersion
 from streambroker_core.side.definition import MAIN
 from streambroker_core.side.errors import SideError, SideTooLargeError
 from streambroker_core.side.state.event_queue import EventQueue
@@ -74,7 +73,7 @@ class BucketState:
         self._seq += rows
         return pa.arange(self._seq - rows, self._seq)
 
-    def apply_control(self, message: Mapping[str, Any], now: int) -> tuple[int, int | None]:
+    def apply_control(self, message: ControlMessage, now: int) -> tuple[int, int | None]:
         """Apply a control message; return its side input and window, None for every window."""
         number = self.numbers[message["input"]]
         state = self.sides[number]
@@ -84,18 +83,18 @@ class BucketState:
                     state.side.name,
                     f"Side input `{state.side.name}` is a stream; send SideComplete instead.",
                 )
-            state.set_version(message["version"], now)
+            state.set_version(str(message["version"]), now)
             return number, None
-        window: int | None = message.get("window")
+        window = message.get("window")
         whole, version = bool(message.get("whole")), message.get("version")
         state.complete(window, whole=whole, version=version, now=now)
         return number, window
 
-    def effective_time(self, message: Mapping[str, Any], watermark: int | None) -> int | None:
+    def effective_time(self, message: ControlMessage, watermark: int | None) -> int | None:
         """Return the event time at which a control message takes effect; None for now."""
         if not self._layout.is_by_time:
             return None
-        at: int | None = message.get("at")
+        at = message.get("at")
         if at is None and message["type"] == SideComplete.__name__:
             at = self.last_times[self.numbers[message["input"]]]
         return at if at is not None and (watermark is None or at > watermark) else None

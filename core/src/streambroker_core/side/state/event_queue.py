@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.control.operators.operator import Blobs, Changes
+from streambroker_core.side.control_messages import ControlMessage
 from streambroker_core.side.state.layout import SEQ
 from streambroker_core.side.state.pages import PagedMap
 from streambroker_core.side.state.sorted_runs import SortedRun, flatten, run_of_lists
@@ -35,7 +36,7 @@ class RowsDue:
 class ControlDue:
     """A control message that is due."""
 
-    message: dict[str, Any]
+    message: ControlMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class EventQueue:
             )
         )
 
-    def add_control(self, time: int, message: dict[str, Any]) -> None:
+    def add_control(self, time: int, message: ControlMessage) -> None:
         """Add a control message, due after the side rows of a time."""
         self._control.append([time, message])
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from streambroker_core.errors import ManifestError
-from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.canonical import JsonObject, JsonValue, canonical
 from streambroker_core.wire.encoding.fields import Fields
 
 EMIT: Final = "export.emit"
@@ -85,7 +85,7 @@ class CommandResult:
     detail: str = ""
 
 
-def encode_commands(commands: Sequence[AgentCommand]) -> dict[str, Any]:
+def encode_commands(commands: Sequence[AgentCommand]) -> JsonObject:
     """Return the message that carries commands."""
     return {
         "errands": [
@@ -104,7 +104,7 @@ def decode_commands(data: object) -> list[AgentCommand]:
     return commands
 
 
-def encode_results(results: Sequence[CommandResult]) -> dict[str, Any]:
+def encode_results(results: Sequence[CommandResult]) -> dict[str, JsonValue]:
     """Return the message that carries results."""
     return {
         "done": [

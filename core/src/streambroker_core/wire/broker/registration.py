@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import key_exchange
-from streambroker_core.wire.encoding.canonical import canonical, without_none
+from streambroker_core.wire.encoding.canonical import JsonObject, canonical, without_none
 from streambroker_core.wire.encoding.fields import Fields
 
 POLL_S = 30
@@ -76,7 +76,7 @@ def key_purpose(pe: PeKey, instance: str) -> bytes:
 
 def encode_request(
     registration: Registration, exchange: Exchange, proof: str | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the body of a registration request."""
     exchanged = without_none(exchange=exchange.public.hex(), proof=proof)
     return {**encode(registration), **exchanged}
@@ -93,7 +93,7 @@ def read_exchange(body: object) -> bytes | None:
     return _read_hex(fields, "exchange") if fields.has("exchange") else None
 
 
-def encode(registration: Registration) -> dict[str, Any]:
+def encode(registration: Registration) -> JsonObject:
     """Return the registration as JSON-like data."""
     return asdict(registration)
 
@@ -121,7 +121,7 @@ def decode(body: object) -> Registration:
 
 def encode_answer(
     answer: RegistrationReply, exchange: Exchange | None = None, offered: bytes | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the body of the response to a registration.
 
     The key is sealed unless ``exchange`` is None, for a private connection, or ``offered``, the

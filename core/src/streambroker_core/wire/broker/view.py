@@ -29,7 +29,7 @@ from streambroker_core.model import (
 from streambroker_core.model.schema import Schema, from_items, to_items
 from streambroker_core.wire.broker.hints import Point
 from streambroker_core.wire.broker.view_rules import ViewRules, read_view_rules, write_view_rules
-from streambroker_core.wire.encoding.canonical import canonical, digest, without_none
+from streambroker_core.wire.encoding.canonical import JsonObject, canonical, digest, without_none
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.encoding.start import MAX_START, START_FORMS, is_start
 
@@ -293,7 +293,7 @@ def encode(view: View) -> dict[str, Any]:
     }
 
 
-def _write_export(port: ExportPort) -> dict[str, Any]:
+def _write_export(port: ExportPort) -> JsonObject:
     return {
         "uid": port.uid,
         "generation": port.generation,
@@ -320,7 +320,7 @@ def _write_export(port: ExportPort) -> dict[str, Any]:
     }
 
 
-def _write_buffer(buffer: Buffer) -> dict[str, Any]:
+def _write_buffer(buffer: Buffer) -> JsonObject:
     return {
         "maxBytes": buffer.max_bytes,
         "maxAge": buffer.max_age_s,
@@ -329,11 +329,11 @@ def _write_buffer(buffer: Buffer) -> dict[str, Any]:
     }
 
 
-def _write_archive(archive: Archive) -> dict[str, Any]:
+def _write_archive(archive: Archive) -> JsonObject:
     return without_none(maxBytes=archive.max_bytes, maxAge=archive.max_age_s)
 
 
-def _write_import(port: ImportPort) -> dict[str, Any]:
+def _write_import(port: ImportPort) -> JsonObject:
     return {
         "uid": port.uid,
         "generation": port.generation,
@@ -354,7 +354,7 @@ def _write_import(port: ImportPort) -> dict[str, Any]:
     }
 
 
-def _write_import_route(route: ImportRoute) -> dict[str, Any]:
+def _write_import_route(route: ImportRoute) -> JsonObject:
     return {
         "export": str(route.export),
         "uid": route.uid,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streambroker_core.wire.encoding.canonical import digest
+from streambroker_core.wire.encoding.canonical import JsonValue, digest
 from streambroker_core.wire.encoding.fields import Fields
 
 _LARGEST = (1 << 63) - 1
@@ -45,7 +45,7 @@ def make_view_rules(rules: Iterable[ViewRule]) -> ViewRules:
     return ViewRules(rules=tuple(sorted(rules, key=lambda rule: rule.id)))
 
 
-def write_view_rules(view_rules: ViewRules) -> list[dict[str, Any]]:
+def write_view_rules(view_rules: ViewRules) -> list[dict[str, JsonValue]]:
     """Return the rules as JSON-like data."""
     return [
         {

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+JsonValue: TypeAlias = (
+    "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+)
+"""A value that JSON can express."""
+JsonObject: TypeAlias = "Mapping[str, JsonValue]"
+"""An object of such values, as messages have it."""
 
 DIGEST_CHARS = 32
 """Length of a content digest: 128 bits in hexadecimal."""
@@ -22,7 +30,7 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def without_none(**members: object) -> dict[str, Any]:
+def without_none(**members: JsonValue) -> dict[str, JsonValue]:
     """Return a JSON object of the members that have a value."""
     return {key: value for key, value in members.items() if value is not None}
 

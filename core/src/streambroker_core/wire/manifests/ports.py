@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypedDict, TypeVar
 
 from streambroker_core.errors import ManifestError, PropertyError, SchemaError
 from streambroker_core.model import (
@@ -40,7 +40,7 @@ from streambroker_core.model import (
 from streambroker_core.model.properties import normalise, oversized
 from streambroker_core.model.schema import Schema, from_items, to_items
 from streambroker_core.wire.broker.view import CONGESTIONS, DURABILITIES, POLICIES
-from streambroker_core.wire.encoding.canonical import canonical, without_none
+from streambroker_core.wire.encoding.canonical import JsonObject, canonical, without_none
 from streambroker_core.wire.encoding.fields import Fields, json_type
 from streambroker_core.wire.encoding.quantity import (
     format_duration,
@@ -51,6 +51,7 @@ from streambroker_core.wire.encoding.quantity import (
 from streambroker_core.wire.encoding.start import MAX_START, START_FORMS, is_start
 
 _K = TypeVar("_K", bound=AnyKind)
+_R = TypeVar("_R", Resource, Rule)
 
 MAX_SPEC = 48 * 1024
 """Maximum bytes of a spec as JSON, so that a whole manifest fits into a request."""
@@ -134,7 +135,7 @@ def read_manifest(
     """
     kind, metadata, spec = read_document(document, PLURALS, namespace=namespace, loose=loose)
     resource = read_spec(kind, spec, namespace=metadata.namespace, path="spec", loose=loose)
-    return replace(resource, **metadata.identity())
+    return metadata.identify(resource)
 
 
 def read_document(
@@ -161,6 +162,26 @@ def read_document(
     return kind, read_metadata(fields.child("metadata"), namespace), fields.get("spec")
 
 
+class ManifestMetadata(TypedDict, total=False):
+    """The metadata of a resource as it is written."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    creationTimestamp: str
+    resourceVersion: str
+
+
+class Manifest(TypedDict):
+    """A whole document of this API group."""
+
+    apiVersion: str
+    kind: AnyKind
+    metadata: ManifestMetadata
+    spec: JsonObject
+
+
 class Metadata(NamedTuple):
     """The metadata of a resource that is used here."""
 
@@ -170,9 +191,15 @@ class Metadata(NamedTuple):
     generation: int
     created: float
 
-    def identity(self) -> dict[str, Any]:
-        """Return the fields that are not part of a resource's key, by name."""
-        return {name: value for name, value in self._asdict().items() if name != "namespace"}
+    def identify(self, resource: _R) -> _R:
+        """Return a resource with this name, uid, generation and creation time."""
+        return replace(
+            resource,
+            name=self.name,
+            uid=self.uid,
+            generation=self.generation,
+            created=self.created,
+        )
 
 
 def read_metadata(metadata: Fields, namespace: str) -> Metadata:
@@ -457,7 +484,7 @@ def size_problem(resource: Resource) -> ManifestError | PropertyError | None:
     return None
 
 
-def write_spec(resource: Resource) -> dict[str, Any]:
+def write_spec(resource: Resource) -> JsonObject:
     """Return the spec with all fields that have a value, including defaults."""
     key, application = resource.key, resource.application
     kind = _write_export(resource) if isinstance(resource, Export) else _write_import(resource)
@@ -471,7 +498,7 @@ def write_spec(resource: Resource) -> dict[str, Any]:
     }
 
 
-def _write_export(export: Export) -> dict[str, Any]:
+def _write_export(export: Export) -> JsonObject:
     buffer = export.buffer
     durations = {
         "grace": buffer.grace_s,
@@ -496,7 +523,7 @@ def _write_export(export: Export) -> dict[str, Any]:
     }
 
 
-def _write_archive(archive: Archive) -> dict[str, str]:
+def _write_archive(archive: Archive) -> JsonObject:
     size, age = archive.max_bytes, archive.max_age_s
     return without_none(
         maxBytes=None if size is None else format_size(size),
@@ -504,7 +531,7 @@ def _write_archive(archive: Archive) -> dict[str, str]:
     )
 
 
-def _write_import(import_: Import) -> dict[str, Any]:
+def _write_import(import_: Import) -> JsonObject:
     return {
         "applicationScope": import_.application_scope,
         "onCongestion": import_.on_congestion,
@@ -527,14 +554,12 @@ def write_streams(streams: tuple[StreamName, ...]) -> list[dict[str, str]]:
     ]
 
 
-def make_document(
-    kind: AnyKind, metadata: Mapping[str, Any], spec: Mapping[str, Any]
-) -> dict[str, Any]:
+def make_document(kind: AnyKind, metadata: ManifestMetadata, spec: JsonObject) -> Manifest:
     """Return the document of an object of this API group."""
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def write_manifest(resource: Resource, *, version: int | None = None) -> dict[str, Any]:
+def write_manifest(resource: Resource, *, version: int | None = None) -> Manifest:
     """Return the whole document of a resource, with its identity if it has one.
 
     A ``version`` of None leaves out the resource version.
@@ -543,12 +568,12 @@ def write_manifest(resource: Resource, *, version: int | None = None) -> dict[st
     return make_document(kind_of(resource), metadata, write_spec(resource))
 
 
-def write_metadata(resource: Resource | Rule, name: str, version: int | None) -> dict[str, Any]:
+def write_metadata(resource: Resource | Rule, name: str, version: int | None) -> ManifestMetadata:
     """Return the metadata of a resource, with its identity if it has one.
 
     A ``version`` of None leaves out the resource version.
     """
-    metadata: dict[str, Any] = {"name": name, "namespace": resource.key.namespace}
+    metadata: ManifestMetadata = {"name": name, "namespace": resource.key.namespace}
     if resource.uid:
         metadata["uid"] = resource.uid
         metadata["generation"] = resource.generation

@@ -6,9 +6,6 @@ rule has to be shown with the reason, and must not remove the valid one before i
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from streambroker_core.model import (
     DEFAULT_NAMESPACE,
     RULE,
@@ -18,9 +15,11 @@ from streambroker_core.model import (
     is_rule_id,
     rule_name_of,
 )
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.manifests.ports import (
     LARGEST,
+    Manifest,
     make_document,
     read_document,
     write_metadata,
@@ -42,7 +41,7 @@ def read_rule_manifest(
     """
     _, metadata, spec = read_document(document, (RULE,), namespace=namespace, loose=loose)
     rule = read_rule_spec(spec, namespace=metadata.namespace, name=metadata.name, path="spec")
-    return replace(rule, **metadata.identity())
+    return metadata.identify(rule)
 
 
 def read_rule_spec(
@@ -95,13 +94,13 @@ def read_rule_spec(
     )
 
 
-def write_rule_spec(rule: Rule) -> dict[str, Any]:
+def write_rule_spec(rule: Rule) -> JsonObject:
     """Return the spec: job, document, and ``enable`` unless it is 0."""
     enable = {"enable": rule.enable} if rule.enable else {}
     return {"job": rule.key.job, **rule.document, **enable}
 
 
-def write_rule_manifest(rule: Rule, *, version: int | None = None) -> dict[str, Any]:
+def write_rule_manifest(rule: Rule, *, version: int | None = None) -> Manifest:
     """Return the whole document of a rule, with its identity if it has one.
 
     A ``version`` of None leaves out the resource version.

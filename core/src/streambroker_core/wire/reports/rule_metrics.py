@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.encoding.fields import Fields
 
 MAX_REPORTED_RULES = 1_000
@@ -65,7 +65,7 @@ class WatermarkWait:
     watermark: int | None = None
 
 
-def write_metrics(report: RuleMetricsReport | WatermarkWait) -> dict[str, Any]:
+def write_metrics(report: RuleMetricsReport | WatermarkWait) -> JsonObject:
     """Return all members as JSON-like data."""
     return asdict(report)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.encoding.fields import Fields
 
 State: TypeAlias = Literal["active", "disabled", "absent"]
@@ -79,12 +80,12 @@ def merge_statuses(several: Iterable[RuleStatus]) -> RuleStatus | None:
     )
 
 
-def write_statuses(rules: RuleStatusMap) -> dict[str, Any]:
+def write_statuses(rules: RuleStatusMap) -> JsonObject:
     """Return statuses as JSON-like data, without default values."""
     return {name: _write_status(rule) for name, rule in sorted(rules.items())}
 
 
-def _write_status(rule: RuleStatus) -> dict[str, Any]:
+def _write_status(rule: RuleStatus) -> JsonObject:
     default = RuleStatus()
     values = {field: getattr(rule, field) for field in RuleStatus.__slots__}
     return {field: value for field, value in values.items() if value != getattr(default, field)}

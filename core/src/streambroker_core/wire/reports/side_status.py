@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.encoding.fields import Fields
 
 MAX_SIDES = 1_000
@@ -126,7 +126,7 @@ def describe_side_stall(stall: SideStall, now: int) -> str:
     return f"{rows} {stall.cause}; the first for {age} s."
 
 
-def write_side(side: SideStatus) -> dict[str, Any]:
+def write_side(side: SideStatus) -> JsonObject:
     """Return all members as JSON-like data."""
     return {
         **{_key(field.name): getattr(side, field.name) for field in fields(SideStatus)},

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from streambroker_core.model import Durability
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.encoding.fields import Fields
 
 BEHIND_SECONDS = 60
@@ -117,7 +118,7 @@ def _step(value: int, steps: tuple[tuple[int, str], ...]) -> str:
     return next((name for least, name in steps if value >= least), "")
 
 
-def write_storage(storage: StorageStatus) -> dict[str, Any] | None:
+def write_storage(storage: StorageStatus) -> JsonObject | None:
     """Return JSON-like data without default values; None without object storage."""
     if not storage.exists:
         return None

@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.apply.patch import Edit, removals_held_by_others
+from streambroker_operator.kubernetes.client.documents import Document, FieldCause
 from streambroker_operator.kubernetes.client.managed_fields import (
     API,
-    Document,
     FieldManager,
     Path,
     fields_at,
@@ -58,7 +58,7 @@ def field_name(path: Path) -> str:
     return ".".join(path)
 
 
-def parse_conflicts(document: Document, causes: Iterable[Document]) -> list[FieldConflict]:
+def parse_conflicts(document: Document, causes: Iterable[FieldCause]) -> list[FieldConflict]:
     """Return the conflicts of an apply that the API server reports, with managers' last writes."""
     last_writes = {manager.name: manager.at for manager in other_managers(document)}
     conflicts = []
@@ -168,7 +168,7 @@ def _change_advice(conflict: FieldConflict) -> str:
 def _removal_advice(conflict: FieldConflict) -> str:
     where = "there" if conflict.is_manual else "in that manifest"
     return (
-        "Fields that others own cannot be removed here, not even with force=true: remove it"
+        "FieldTree that others own cannot be removed here, not even with force=true: remove it"
         f" {where}."
     )
 
@@ -187,6 +187,6 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _conflict_body(conflict: FieldConflict) -> dict[str, Any]:
+def _conflict_body(conflict: FieldConflict) -> JsonObject:
     when = None if conflict.at is None else conflict.at.isoformat().replace("+00:00", "Z")
     return {"field": conflict.field, "owner": conflict.owner, "at": when}

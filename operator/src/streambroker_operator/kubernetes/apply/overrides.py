@@ -1,4 +1,4 @@
-"""Fields that are overridden at run time, and who overwrites these overrides.
+"""FieldTree that are overridden at run time, and who overwrites these overrides.
 
 All functions here are pure functions of documents.
 """
@@ -9,11 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from streambroker_operator.kubernetes.apply.conflicts import field_name
+from streambroker_operator.kubernetes.client.documents import Document, FieldTree
 from streambroker_operator.kubernetes.client.managed_fields import (
     API,
-    Document,
     FieldManager,
-    Fields,
     Path,
     fields_at,
     other_managers,
@@ -59,7 +58,7 @@ def steered_text(document: Document) -> str | None:
 def find_overwritten(before: Document, after: Document) -> Overwritten | None:
     """Return the overrides that another manager took over or dropped.
 
-    Fields that our manager released are not included: then no other manager wrote.
+    FieldTree that our manager released are not included: then no other manager wrote.
     """
     lost = [path for path in _own_paths(before) if path not in set(_own_paths(after))]
     previous = {(manager.name, manager.operation): manager for manager in other_managers(before)}
@@ -103,7 +102,7 @@ def _own_paths(document: Document) -> list[Path]:
     return _spec_paths(own_fields(document, API))
 
 
-def _spec_paths(fields: Fields) -> list[Path]:
+def _spec_paths(fields: FieldTree) -> list[Path]:
     return list(paths(fields_at(fields, ("spec",)) or {}))
 
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.canonical import JsonObject, JsonValue, canonical
+from streambroker_operator.kubernetes.client.documents import Document, FieldTree, ObjectMetadata
 from streambroker_operator.kubernetes.client.managed_fields import (
     API,
-    Document,
     FieldManager,
-    Fields,
     Path,
     extracted,
     fields_at,
@@ -28,7 +26,7 @@ from streambroker_operator.kubernetes.client.managed_fields import (
 )
 
 _GRANULAR = ("application", "buffer", "properties")
-"""Fields of a spec whose subfields are owned individually."""
+"""FieldTree of a spec whose subfields are owned individually."""
 _SIGNIFICANT_IF_EMPTY = ("properties",)
 """Those of them that are significant even if empty."""
 
@@ -41,7 +39,7 @@ class Edit:
         values: values to set, by path; an empty object is created only if missing.
     """
 
-    values: Mapping[Path, Any]
+    values: Mapping[Path, JsonValue]
     removed: tuple[Path, ...]
 
     def __bool__(self) -> bool:
@@ -49,7 +47,9 @@ class Edit:
         return bool(self.values or self.removed)
 
 
-def compute_edit(current: Document, desired: Document, touched: Collection[Path] | None) -> Edit:
+def compute_edit(
+    current: JsonObject, desired: JsonObject, touched: Collection[Path] | None
+) -> Edit:
     """Return the edit from the current to the complete desired spec.
 
     `touched` limits the edit to these paths and everything below; None means all paths.
@@ -66,9 +66,9 @@ def compute_edit(current: Document, desired: Document, touched: Collection[Path]
     )
 
 
-def apply_edit(spec: Document, edit: Edit) -> dict[str, Any]:
+def apply_edit(spec: JsonObject, edit: Edit) -> dict[str, JsonValue]:
     """Return a copy of a spec with an edit applied."""
-    result = {name: _copy(value) for name, value in spec.items()}
+    result = dict(spec)
     for path in edit.removed:
         _remove(result, path)
     for path, value in edit.values.items():
@@ -76,17 +76,13 @@ def apply_edit(spec: Document, edit: Edit) -> dict[str, Any]:
     return result
 
 
-def own_part(document: Document, manager: str = API) -> dict[str, Any]:
+def own_part(document: Document, manager: str = API) -> Document:
     """Return the parts of an object's metadata and spec that a manager owns."""
-    fields = own_fields(document, manager)
-    return {
-        part: extracted(document[part], fields[f"f:{part}"])
-        for part in ("metadata", "spec")
-        if f"f:{part}" in fields and part in document
-    }
+    part: Document = extracted(document, own_fields(document, manager))
+    return part
 
 
-def spec_to_apply(own_spec: Document, edit: Edit, outcome: Document) -> dict[str, Any]:
+def spec_to_apply(own_spec: JsonObject, edit: Edit, outcome: JsonObject) -> JsonObject:
     """Return the spec that our manager applies: its own part with the edit.
 
     Only what is empty in `outcome`, the resulting spec, is stated as empty.
@@ -100,7 +96,7 @@ def spec_to_apply(own_spec: Document, edit: Edit, outcome: Document) -> dict[str
     return result
 
 
-def emptying_removals(document: Document, outcome: Document) -> tuple[Path, ...]:
+def emptying_removals(document: Document, outcome: JsonObject) -> tuple[Path, ...]:
     """Return the fields whose removal leaves behind an empty object that must remain.
 
     Server-side apply cannot remove the last field of such an object: it leaves a null. `outcome` is
@@ -112,7 +108,7 @@ def emptying_removals(document: Document, outcome: Document) -> tuple[Path, ...]
         for name in _GRANULAR
         if outcome.get(name) == {}
         and (name in _SIGNIFICANT_IF_EMPTY or _is_held_by_others(document, name))
-        for key in live.get(name) or ()
+        for key in _object(live.get(name))
     )
 
 
@@ -123,13 +119,13 @@ def _is_held_by_others(document: Document, name: str) -> bool:
     )
 
 
-def removal_patch(document: Document, removed: Collection[Path]) -> dict[str, Any]:
-    """Return a merge patch that removes fields from exactly this object and version."""
-    metadata = document["metadata"]
-    spec: dict[str, Any] = {}
+def removal_patch(document: Document, removed: Collection[Path], version: str) -> Document:
+    """Return a merge patch that removes fields from exactly this object at a version."""
+    spec: dict[str, dict[str, None]] = {}
     for name, key in removed:
         spec.setdefault(name, {})[key] = None
-    return {"metadata": {n: metadata[n] for n in ("uid", "resourceVersion")}, "spec": spec}
+    metadata = ObjectMetadata(uid=document["metadata"]["uid"], resourceVersion=version)
+    return {"metadata": metadata, "spec": spec}
 
 
 def without_removals(edit: Edit, removed: Collection[Path]) -> Edit:
@@ -139,11 +135,11 @@ def without_removals(edit: Edit, removed: Collection[Path]) -> Edit:
     )
 
 
-def released_spec(document: Document) -> dict[str, Any]:
+def released_spec(document: Document) -> JsonObject:
     """Return the spec without the fields that only our manager owns; shared objects stay."""
     own = fields_at(own_fields(document, API), ("spec",)) or {}
     others = [fields_at(other.fields, ("spec",)) or {} for other in other_managers(document)]
-    spec = {name: _copy(value) for name, value in document.get("spec", {}).items()}
+    spec = dict(document.get("spec", {}))
     for path in paths(own):
         if all(fields_at(fields, path) is None for fields in others):
             _remove(spec, path)
@@ -153,30 +149,35 @@ def released_spec(document: Document) -> dict[str, Any]:
     return spec
 
 
-def apply_body(document: Document, spec: Document) -> dict[str, Any]:
+def apply_body(document: Document, spec: JsonObject) -> Document:
     """Return the body of a server-side apply to exactly this object and version.
 
     `spec` contains all fields of our manager in the spec.
     """
     body = object_identity(document)
     body["metadata"] = {**own_part(document).get("metadata", {}), **body["metadata"]}
-    return {**body, "spec": dict(spec)} if spec else body
+    return {**body, "spec": spec} if spec else body
 
 
-def object_identity(document: Document) -> dict[str, Any]:
+def object_identity(document: Document) -> Document:
     """Return the fields that identify an object and its version in a body."""
     metadata = document["metadata"]
     return {
         "apiVersion": document["apiVersion"],
         "kind": document["kind"],
-        "metadata": {n: metadata[n] for n in ("name", "namespace", "uid", "resourceVersion")},
+        "metadata": {
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+            "resourceVersion": metadata["resourceVersion"],
+        },
     }
 
 
 def removals_held_by_others(document: Document, edit: Edit) -> list[tuple[Path, FieldManager]]:
     """Return the removals of an edit that other managers prevent.
 
-    Server-side apply removes only what its manager owns alone. Fields and list items of other
+    Server-side apply removes only what its manager owns alone. FieldTree and list items of other
     managers remain, even with force.
     """
     return [
@@ -186,7 +187,7 @@ def removals_held_by_others(document: Document, edit: Edit) -> list[tuple[Path, 
     ]
 
 
-def _held_removals(fields: Fields, edit: Edit) -> list[Path]:
+def _held_removals(fields: FieldTree, edit: Edit) -> list[Path]:
     removed = [path for path in edit.removed if fields_at(fields, path) is not None]
     lists = ((path, value) for path, value in edit.values.items() if isinstance(value, list))
     return [
@@ -195,15 +196,15 @@ def _held_removals(fields: Fields, edit: Edit) -> list[Path]:
     ]
 
 
-def _is_emptied(fields: Fields, path: Path, edit: Edit) -> bool:
+def _is_emptied(fields: FieldTree, path: Path, edit: Edit) -> bool:
     """Return whether an edit removes every owned subfield individually, so these are reported."""
     below = fields_at(fields, path) or {}
     names = [key[2:] for key in below if key.startswith("f:")]
     return bool(names) and all((*path, name) in edit.removed for name in names)
 
 
-def _leaves(spec: Document) -> dict[Path, Any]:
-    leaves: dict[Path, Any] = {}
+def _leaves(spec: JsonObject) -> dict[Path, JsonValue]:
+    leaves: dict[Path, JsonValue] = {}
     for name, value in spec.items():
         if name in _GRANULAR and isinstance(value, Mapping):
             if name in _SIGNIFICANT_IF_EMPTY:
@@ -218,21 +219,23 @@ def _is_within(path: Path, touched: Collection[Path] | None) -> bool:
     return touched is None or any(path[: len(prefix)] == prefix for prefix in touched)
 
 
-def _copy(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
+def _object(value: JsonValue) -> JsonObject:
+    return value if isinstance(value, Mapping) else {}
 
 
-def _set(spec: dict[str, Any], path: Path, value: Any) -> None:
-    if len(path) == 1:
-        if value == {} and isinstance(spec.get(path[0]), dict):
-            return
-        spec[path[0]] = _copy(value)
-        return
-    spec.setdefault(path[0], {})[path[1]] = value
+def _set(spec: dict[str, JsonValue], path: Path, value: JsonValue) -> None:
+    name, *keys = path
+    before = spec.get(name)
+    if keys:
+        spec[name] = {**_object(before), keys[0]: value}
+    elif value != {} or not isinstance(before, Mapping):
+        spec[name] = value
 
 
-def _remove(spec: dict[str, Any], path: Path) -> None:
-    if len(path) == 1:
-        spec.pop(path[0], None)
-    elif isinstance(spec.get(path[0]), dict):
-        spec[path[0]].pop(path[1], None)
+def _remove(spec: dict[str, JsonValue], path: Path) -> None:
+    name, *keys = path
+    before = spec.get(name)
+    if not keys:
+        spec.pop(name, None)
+    elif isinstance(before, Mapping):
+        spec[name] = {key: value for key, value in before.items() if key != keys[0]}

@@ -24,6 +24,7 @@ from streambroker_core.model import (
     name_of,
     rule_name_of,
 )
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.manifests.ports import read_manifest, read_spec, write_spec
 from streambroker_core.wire.manifests.rules import (
     read_rule_manifest,
@@ -47,9 +48,9 @@ from streambroker_operator.kubernetes.apply.patch import (
 )
 from streambroker_operator.kubernetes.apply.registrations import Registrations
 from streambroker_operator.kubernetes.apply.spec_writer import SpecWrite, SpecWriter
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.client.managed_fields import (
     API,
-    Document,
     fields_at,
     other_managers,
     own_fields,
@@ -259,7 +260,8 @@ class KubernetesStore:
                 raise not_declared(str(target))
             removals = emptying_removals(live, released_spec(live))
             if removals:
-                live = await self._objects.merge(target, removal_patch(live, removals), manager=API)
+                patch = removal_patch(live, removals, live["metadata"]["resourceVersion"])
+                live = await self._objects.merge(target, patch, manager=API)
             return _stored(await self._objects.apply(target, apply_body(live, {}), manager=API))
 
         return await self._objects.read_modify_write(target, once)
@@ -363,7 +365,7 @@ def _partly_made_error(done: list[StoredResource], error: RequestError) -> Reque
     )
 
 
-def _normalised_spec(kind: Kind, spec: Document, key: PortKey) -> Document:
+def _normalised_spec(kind: Kind, spec: JsonObject, key: PortKey) -> JsonObject:
     """Return a spec in normal form; unchanged if it cannot be parsed."""
     try:
         return write_spec(read_spec(kind, spec, key=key))
@@ -371,7 +373,7 @@ def _normalised_spec(kind: Kind, spec: Document, key: PortKey) -> Document:
         return spec
 
 
-def _check_port(target: ObjectPath, spec: Document, key: PortKey) -> None:
+def _check_port(target: ObjectPath, spec: JsonObject, key: PortKey) -> None:
     """Raise 409 `NameTaken` unless the object with this spec belongs to the port."""
     if (spec.get("job"), spec.get("pe", 0), spec.get("port")) == (key.job, key.pe, key.port):
         return
@@ -384,7 +386,7 @@ def _check_port(target: ObjectPath, spec: Document, key: PortKey) -> None:
     )
 
 
-def _check_rule(target: ObjectPath, spec: Document, key: RuleKey) -> None:
+def _check_rule(target: ObjectPath, spec: JsonObject, key: RuleKey) -> None:
     """Raise 409 `NameTaken` unless the object with this spec belongs to the rule."""
     try:
         existing = read_rule_spec(spec, namespace=key.namespace, name=target.name).key

@@ -15,7 +15,9 @@ from streambroker_core.model import PeKey, Resource, kind_of
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.apply.patch import object_identity
-from streambroker_operator.kubernetes.client.managed_fields import AGENT, Document
+from streambroker_operator.kubernetes.client.documents import Document
+from streambroker_operator.kubernetes.client.http_api import object_at
+from streambroker_operator.kubernetes.client.managed_fields import AGENT
 from streambroker_operator.kubernetes.client.objects import ObjectPath, Objects
 from streambroker_operator.kubernetes.client.rate_limiter import WriteRateLimiter
 from streambroker_operator.kubernetes.replicas.agent_endpoints import (
@@ -171,9 +173,10 @@ class Registrations:
             if bound_account is not None and account is not None and bound_account != account:
                 raise _bound_error(pe, bound_account)
             status = agent_status(registration, account or bound_account)
-            if all(live.get("status", {}).get(name) == value for name, value in status.items()):
+            published = object_at(live, "status")
+            if all(published.get(name) == value for name, value in status.items()):
                 return live
-            body = {**object_identity(live), "status": status}
+            body: Document = {**object_identity(live), "status": status}
             async with self._rate_limiter.write(has_priority=ahead):
                 applied = await self._objects.apply(
                     target, body, manager=AGENT, force=True, status=True

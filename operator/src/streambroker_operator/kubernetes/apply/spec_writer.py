@@ -1,9 +1,9 @@
 """Writes specs by server-side apply as manager `streambroker-api`; reports field conflicts.
 
 - A change first reads the object and applies to exactly that object and version.
-- Each change states all fields of the manager, so that none is lost. Fields outside the change
+- Each change states all fields of the manager, so that none is lost. FieldTree outside the change
   stay as they are.
-- Fields of other managers are taken over only if the caller requests it, and never removed.
+- FieldTree of other managers are taken over only if the caller requests it, and never removed.
 - Unchanged objects are not written.
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.manifests.ports import API_VERSION
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.apply import patch
@@ -24,7 +24,8 @@ from streambroker_operator.kubernetes.apply.conflicts import (
     parse_conflicts,
     takeover_warnings,
 )
-from streambroker_operator.kubernetes.client.managed_fields import API, Document
+from streambroker_operator.kubernetes.client.documents import Document, ObjectMetadata
+from streambroker_operator.kubernetes.client.managed_fields import API
 from streambroker_operator.kubernetes.client.objects import (
     ConflictError,
     ObjectPath,
@@ -49,13 +50,13 @@ class SpecWrite:
     """
 
     target: ObjectPath
-    spec: Document
+    spec: JsonObject
     touched: Touched | None
     options: WriteOptions
     dry_run: bool = False
-    check: Callable[[Document], None]
-    normalise: Callable[[Document], Document]
-    validate: Callable[[Document], object] = lambda _: None
+    check: Callable[[JsonObject], None]
+    normalise: Callable[[JsonObject], JsonObject]
+    validate: Callable[[JsonObject], object] = lambda _: None
     missing: RequestError
 
 
@@ -84,11 +85,15 @@ class SpecWriter:
         options.check(None)
         if write.touched is not None:
             raise write.missing
-        metadata: dict[str, Any] = {"name": target.name, "namespace": target.namespace}
+        metadata: ObjectMetadata = {"name": target.name, "namespace": target.namespace}
         if options.owners:
-            metadata["ownerReferences"] = [dict(owner) for owner in options.owners]
-        identity = {"apiVersion": API_VERSION, "kind": target.kind, "metadata": metadata}
-        body = {**identity, "spec": write.spec}
+            metadata["ownerReferences"] = options.owners
+        body: Document = {
+            "apiVersion": API_VERSION,
+            "kind": target.kind,
+            "metadata": metadata,
+            "spec": write.spec,
+        }
         try:
             return await self._objects.apply(target, body, manager=API, dry_run=write.dry_run)
         except ConflictError as error:
@@ -114,8 +119,8 @@ class SpecWriter:
             written = await self._apply(write, live, body)
         if removals and not write.dry_run:
             # No other manager owns these fields; the resourceVersion ensures that this still holds.
-            body = patch.removal_patch(live, removals)
-            body["metadata"]["resourceVersion"] = written.document["metadata"]["resourceVersion"]
+            version = written.document["metadata"]["resourceVersion"]
+            body = patch.removal_patch(live, removals, version)
             document = await self._objects.merge(target, body, manager=API)
             written = WrittenObject(document=document, warnings=written.warnings)
         return written

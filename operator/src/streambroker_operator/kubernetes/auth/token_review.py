@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 from streambroker_core.errors import SignatureError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import request_signature as signature
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.manifests.ports import GROUP, VERSION
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.auth.rbac import (
@@ -29,6 +30,7 @@ from streambroker_operator.kubernetes.auth.rbac import (
     Caller,
     describe_requests,
 )
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.client.http_api import (
     Answer,
     ApiUnreachableError,
@@ -273,9 +275,9 @@ class ReviewClient:
         group: str,
         kind: str,
         plural: str,
-        spec: Mapping[str, Any],
+        spec: JsonObject,
         before_call: Callable[[], None] | None = None,
-    ) -> Mapping[str, Any]:
+    ) -> Document:
         try:
             async with self._slots:
                 # Only once a slot is free: the limit may have been reached during the wait.
@@ -306,7 +308,7 @@ class ReviewClient:
         )
 
 
-def read_review(body: Mapping[str, Any], audience: str) -> Caller | None:
+def read_review(body: Document, audience: str) -> Caller | None:
     """Return the authenticated caller; None if the review rejects the token or the audience."""
     status = object_at(body, "status")
     audiences = status.get("audiences")

@@ -27,9 +27,22 @@ REFRESH_BEFORE_S = 60.0
 _MAX_STDERR_CHARS = 300
 
 
-def read_exec(
-    path: Path, user: Mapping[str, Any], cluster: Mapping[str, Any]
-) -> dict[str, Any] | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecSettings:
+    """Program that prints tokens.
+
+    Attributes:
+        info: the ExecCredential that the program gets, as JSON.
+        hint: how to install the program; may be empty.
+    """
+
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    info: str
+    hint: str
+
+
+def read_exec(path: Path, user: Mapping[str, Any], cluster: object) -> ExecSettings | None:
     """Return the settings for `ExecLogin` from a kubeconfig's user; None without `exec`.
 
     They include the cluster's entry if the program requests it.
@@ -53,17 +66,14 @@ def read_exec(
         )
     if os.sep in command and not Path(command).is_absolute():
         command = str(path.parent / command)
-    spec: dict[str, Any] = {"interactive": False}
-    if entry.get("provideClusterInfo"):
-        spec["cluster"] = dict(cluster)
-    return {
-        "command": [command, *(str(arg) for arg in entry.get("args") or ())],
-        "env": {
-            str(variable["name"]): str(variable["value"]) for variable in entry.get("env") or ()
-        },
-        "info": {"apiVersion": version, "kind": "ExecCredential", "spec": spec},
-        "hint": str(entry.get("installHint") or ""),
-    }
+    info = {"cluster": cluster} if entry.get("provideClusterInfo") else {}
+    spec = {"interactive": False, **info}
+    return ExecSettings(
+        command=(command, *(str(arg) for arg in entry.get("args") or ())),
+        env={str(variable["name"]): str(variable["value"]) for variable in entry.get("env") or ()},
+        info=json.dumps({"apiVersion": version, "kind": "ExecCredential", "spec": spec}),
+        hint=str(entry.get("installHint") or ""),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +85,7 @@ class _Token:
 class ExecLogin:
     """Runs a program for a token, and again when the token expires; thread-safe."""
 
-    def __init__(
-        self, settings: Mapping[str, Any], *, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, settings: ExecSettings, *, clock: Callable[[], float] = time.time) -> None:
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
@@ -107,15 +115,11 @@ class ExecLogin:
         self._token = None
 
     def _run(self) -> str:
-        command = self._settings["command"]
-        environ = {
-            **os.environ,
-            **self._settings["env"],
-            "KUBERNETES_EXEC_INFO": json.dumps(self._settings["info"]),
-        }
+        settings = self._settings
+        environ = {**os.environ, **settings.env, "KUBERNETES_EXEC_INFO": settings.info}
         try:
             result = subprocess.run(  # noqa: S603 - the kubeconfig of who runs this names it
-                command,
+                settings.command,
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -146,7 +150,7 @@ class ExecLogin:
         return _Token(str(token), expires_at)
 
     def _error(self, reason: str) -> OSError:
-        hint = f" {self._settings['hint']}" if self._settings["hint"] else ""
+        command, hint = self._settings.command[0], self._settings.hint
         return OSError(
-            f"{self._settings['command'][0]} returned no token for the cluster: {reason}.{hint}"
+            f"{command} returned no token for the cluster: {reason}.{f' {hint}' if hint else ''}"
         )

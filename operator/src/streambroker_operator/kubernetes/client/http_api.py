@@ -10,11 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 
 from streambroker_operator.kubernetes.client.connection import ConnectionPool
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 
 CONNECTIONS = 16
@@ -35,7 +36,7 @@ class Answer:
     """
 
     status: int
-    body: Mapping[str, Any] = field(default_factory=dict)
+    body: Document = field(default_factory=Document)
     retry_after_s: float | None = None
 
     @property
@@ -70,7 +71,7 @@ class HttpApi:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: object = None,
         *,
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
@@ -97,7 +98,7 @@ class HttpApi:
                 return Answer(
                     status=response.status,
                     body=_parse_object(response.status, await response.read()),
-                    retry_after_s=_parse_seconds(response.headers.get("Retry-After")),
+                    retry_after_s=parse_seconds(response.headers.get("Retry-After")),
                 )
         except asyncio.TimeoutError as error:
             raise ApiUnreachableError(f"no answer within {timeout_s:g} s") from error
@@ -105,7 +106,7 @@ class HttpApi:
             raise ApiUnreachableError(f"{type(error).__name__}: {error}") from error
 
 
-def _parse_object(status: int, text: bytes) -> Mapping[str, Any]:
+def _parse_object(status: int, text: bytes) -> Document:
     """Return the object in a body; for an error without JSON object, one with its message.
 
     Raises:
@@ -116,13 +117,13 @@ def _parse_object(status: int, text: bytes) -> Mapping[str, Any]:
     except ValueError:
         result = None
     if isinstance(result, dict):
-        return result
+        return cast(Document, result)
     if status < 400:
         raise ValueError(f"the answer {status} is not a JSON object")
     return {"message": text[:_MAX_ERROR_CHARS].decode(errors="replace").strip()}
 
 
-def _parse_seconds(text: str | None) -> float | None:
+def parse_seconds(text: str | None) -> float | None:
     """Return the seconds of a ``Retry-After`` header; None if it has another form."""
     try:
         return None if text is None else float(text)

@@ -16,7 +16,7 @@ import yaml
 
 from streambroker_core.model import is_label
 from streambroker_operator.errors import ClusterError
-from streambroker_operator.kubernetes.client.exec_login import ExecLogin, read_exec
+from streambroker_operator.kubernetes.client.exec_login import ExecLogin, ExecSettings, read_exec
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Directory of a pod's own credentials."""
@@ -46,7 +46,7 @@ class Access:
     certificate: str | None = None
     key: str | None = field(default=None, repr=False)
     verify: bool = True
-    login: dict[str, Any] | None = field(default=None, repr=False)
+    login: ExecSettings | None = field(default=None, repr=False)
 
 
 def find_access(environ: Mapping[str, str] = os.environ) -> Access:
@@ -134,10 +134,10 @@ def from_kubeconfig(path: Path) -> Access:
 def _find_entry(
     path: Path, document: dict[str, Any], list_key: str, entry_key: str, name: object
 ) -> dict[str, Any]:
-    for entry in document.get(list_key) or ():
-        if entry.get("name") == name and isinstance(entry.get(entry_key), dict):
-            result: dict[str, Any] = entry[entry_key]
-            return result
+    for item in document.get(list_key) or ():
+        entry = item.get(entry_key)
+        if item.get("name") == name and isinstance(entry, dict):
+            return entry
     raise ClusterError(f"{path} has no {entry_key} named {name!r}.")
 
 

@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, TypeAlias
 
+from streambroker_operator.kubernetes.client.documents import Document, FieldTree, ManagedFields
+
 API = "streambroker-api"
 """Manager of changes by REST."""
 AGENT = "streambroker-agent"
 """Manager of the agents' fields in the status."""
 
-Document: TypeAlias = Mapping[str, Any]
-Fields: TypeAlias = Mapping[str, Any]
-"""FieldsV1 tree."""
 Path: TypeAlias = tuple[str, ...]
 """Field names from the root of a document; never into lists."""
 
@@ -49,19 +48,17 @@ class FieldManager:
     name: str
     operation: str
     at: datetime | None
-    fields: Fields
+    fields: FieldTree
 
 
-def own_fields(document: Document, manager: str, *, subresource: str = "") -> Fields:
+def own_fields(document: Document, manager: str, *, subresource: str = "") -> FieldTree:
     """Return the fields that a manager owns by server-side apply; empty if none."""
-    entry = _entry(document, manager, subresource)
-    return {} if entry is None else _fields(entry)
+    return _entry(document, manager, subresource).get("fieldsV1") or {}
 
 
 def written_at(document: Document, manager: str, *, subresource: str = "") -> datetime | None:
     """Return when a manager last wrote by server-side apply, UTC; None if it never did."""
-    entry = _entry(document, manager, subresource)
-    return None if entry is None else _parse_time(entry.get("time"))
+    return _parse_time(_entry(document, manager, subresource).get("time"))
 
 
 def other_managers(document: Document, manager: str = API) -> list[FieldManager]:
@@ -71,7 +68,7 @@ def other_managers(document: Document, manager: str = API) -> list[FieldManager]
             name=entry.get("manager", ""),
             operation=entry.get("operation", ""),
             at=_parse_time(entry.get("time")),
-            fields=_fields(entry),
+            fields=entry.get("fieldsV1") or {},
         )
         for entry in _entries(document)
         if not entry.get("subresource")
@@ -79,20 +76,17 @@ def other_managers(document: Document, manager: str = API) -> list[FieldManager]
     ]
 
 
-def _entries(document: Document) -> Sequence[Document]:
+def _entries(document: Document) -> Sequence[ManagedFields]:
     return document.get("metadata", {}).get("managedFields") or ()
 
 
-def _entry(document: Document, manager: str, subresource: str) -> Document | None:
+def _entry(document: Document, manager: str, subresource: str) -> ManagedFields:
+    """Return what a manager owns by server-side apply; empty if nothing."""
     for entry in _entries(document):
         matches = entry.get("manager") == manager and entry.get("operation") == "Apply"
         if matches and entry.get("subresource", "") == subresource:
             return entry
-    return None
-
-
-def _fields(entry: Document) -> Fields:
-    return entry.get("fieldsV1") or {}
+    return {}
 
 
 def _parse_time(text: str | None) -> datetime | None:
@@ -101,7 +95,7 @@ def _parse_time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
 
 
-def fields_at(fields: Fields, path: Path) -> Fields | None:
+def fields_at(fields: FieldTree, path: Path) -> FieldTree | None:
     """Return the owned fields at or below a path; None if there are none."""
     result = fields
     for name in path:
@@ -112,7 +106,7 @@ def fields_at(fields: Fields, path: Path) -> Fields | None:
     return result
 
 
-def paths(fields: Fields, path: Path = ()) -> Iterator[Path]:
+def paths(fields: FieldTree, path: Path = ()) -> Iterator[Path]:
     """Yield the owned paths in order; a list is one path, also if only a part is owned."""
     names = sorted(key[2:] for key in fields if key.startswith("f:"))
     if not names and path:
@@ -121,7 +115,7 @@ def paths(fields: Fields, path: Path = ()) -> Iterator[Path]:
         yield from paths(fields[f"f:{name}"], (*path, name))
 
 
-def extracted(value: Any, fields: Fields) -> Any:
+def extracted(value: Any, fields: FieldTree) -> Any:
     """Return the part of a value that a tree of fields names.
 
     Named but missing fields are omitted. List items keep their order and their identifying keys.
@@ -139,20 +133,20 @@ def extracted(value: Any, fields: Fields) -> Any:
     return value
 
 
-def _extract_item(index: int, item: Any, fields: Fields) -> list[Any]:
+def _extract_item(index: int, item: Any, fields: FieldTree) -> list[Any]:
     """Return the owned part of a list item: one element, or none."""
     for key, below in fields.items():
-        keys = _item_keys(key, index, item)
-        if keys is None:
+        names = _item_keys(key, index, item)
+        if names is None:
             continue
         if isinstance(item, Mapping) and below:
-            return [{**keys, **extracted(item, below)}]
+            return [{**{n: item[n] for n in names if n in item}, **extracted(item, below)}]
         return [item]
     return []
 
 
-def _item_keys(key: str, index: int, item: Any) -> dict[str, Any] | None:
-    """Return the identifying keys of an item if a tree key names it, else None."""
+def _item_keys(key: str, index: int, item: Any) -> list[str] | None:
+    """Return the names of an item's identifying keys if a tree key names it, else None."""
     kind, _, text = key.partition(":")
     if key == _SELF or kind not in ("k", "v", "i"):
         return None
@@ -161,15 +155,15 @@ def _item_keys(key: str, index: int, item: Any) -> dict[str, Any] | None:
         is_match = isinstance(item, Mapping) and all(
             _is_same(item.get(n), v) for n, v in named.items()
         )
-        return {n: item[n] for n in named if n in item} if is_match else None
-    return {} if _is_same(index if kind == "i" else item, named) else None
+        return list(named) if is_match else None
+    return [] if _is_same(index if kind == "i" else item, named) else None
 
 
 def _is_same(value: Any, named: Any) -> bool:
     return type(value) is type(named) and bool(value == named)
 
 
-def lacks(items: Sequence[Any], fields: Fields) -> bool:
+def lacks(items: Sequence[Any], fields: FieldTree) -> bool:
     """Return whether a desired list lacks an item that another manager owns and would keep.
 
     `fields` are the other manager's fields of the list; a leaf owns no single item.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -16,13 +16,13 @@ from weakref import WeakValueDictionary
 from streambroker_core.model import AnyKind
 from streambroker_core.wire.manifests.ports import API_VERSION, OBJECTS
 from streambroker_operator.errors import RequestError
+from streambroker_operator.kubernetes.client.documents import Document, FieldCause, WebhookClient
 from streambroker_operator.kubernetes.client.http_api import (
     Answer,
     ApiUnreachableError,
     HttpApi,
     object_at,
 )
-from streambroker_operator.kubernetes.client.managed_fields import Document
 
 APPLY = "application/apply-patch+yaml"
 """Content type of a server-side apply; JSON is valid YAML."""
@@ -54,7 +54,7 @@ class ConflictError(Exception):
         causes: one entry per field, as the API server reports it.
     """
 
-    def __init__(self, causes: list[Document]) -> None:
+    def __init__(self, causes: Sequence[FieldCause]) -> None:
         self.causes = causes
         super().__init__(f"{len(causes)} fields are held by others")
 
@@ -134,7 +134,7 @@ class Objects:
             RequestError: 503, the API server is unavailable; 403, the broker may not read.
         """
         response = await self._send("GET", target.path, f"read {target}")
-        if response.status == 404 and not _is_kind_missing(response):
+        if _is_object_missing(response):
             return None
         return _parse_document(_check_answer(response, f"read {target}"))
 
@@ -166,17 +166,14 @@ class Objects:
             query["dryRun"] = "All"
         path = target.path + ("/status" if status else "")
         action = f"write the status of {target}" if status else f"write {target}"
-        options: dict[str, Any] = {"query": query, "body": body, "content_type": APPLY}
-        if dry_run:
-            response = await self._send("PATCH", path, action, **options)
-        else:
-            response = await self._write("PATCH", path, action, **options)
+        send = self._send if dry_run else self._write
+        response = await send("PATCH", path, action, query=query, body=body, content_type=APPLY)
         if response.status == 409:
             causes = _conflict_causes(response)
             if causes:
                 raise ConflictError(causes)
             raise StaleError
-        if response.status == 404 and not _is_kind_missing(response):
+        if _is_object_missing(response):
             raise StaleError
         checked = _check_answer(response, action)
         return WrittenObject(document=_parse_document(checked), created=checked.status == 201)
@@ -195,7 +192,7 @@ class Objects:
         response = await self._write(
             "PATCH", target.path, action, query=query, body=body, content_type=MERGE
         )
-        if response.status == 409 or (response.status == 404 and not _is_kind_missing(response)):
+        if response.status == 409 or _is_object_missing(response):
             raise StaleError
         return _parse_document(_check_answer(response, action))
 
@@ -213,14 +210,12 @@ class Objects:
         response = await self._write("DELETE", target.path, f"delete {target}", body=body)
         if response.status == 409:
             raise StaleError
-        if response.status != 404 or _is_kind_missing(response):
+        if not _is_object_missing(response):
             _check_answer(response, f"delete {target}")
 
     async def read_secret(self, namespace: str, name: str) -> Document | None:
         """Return a Secret; None if there is none."""
-        action = f"read the Secret {namespace}/{name}"
-        response = await self._send("GET", _secret_path(namespace, name), action)
-        return None if response.status == 404 else _parse_document(_check_answer(response, action))
+        return await self._find(_secret_path(namespace, name), f"Secret {namespace}/{name}")
 
     async def create_secret(self, namespace: str, name: str, data: Mapping[str, str]) -> None:
         """Create an immutable Secret from base64-encoded entries; an existing one is unchanged.
@@ -250,8 +245,9 @@ class Objects:
             StaleError: the Secret was changed or replaced.
             RequestError: the API server rejects the write or is unavailable.
         """
-        name, version = (document["metadata"][part] for part in ("name", "resourceVersion"))
-        body = {"metadata": {"resourceVersion": version}, "data": dict(data)}
+        name = document["metadata"]["name"]
+        version = {"resourceVersion": document["metadata"]["resourceVersion"]}
+        body = {"metadata": version, "data": dict(data)}
         path, action = _secret_path(namespace, name), f"write the Secret {namespace}/{name}"
         response = await self._send("PATCH", path, action, body=body, content_type=MERGE)
         if response.status in (404, 409):
@@ -260,22 +256,26 @@ class Objects:
 
     async def read_webhook(self, name: str) -> Document | None:
         """Return a ValidatingWebhookConfiguration; None if there is none."""
-        action = f"read the ValidatingWebhookConfiguration {name}"
-        response = await self._send("GET", f"{_WEBHOOKS}/{name}", action)
-        return None if response.status == 404 else _parse_document(_check_answer(response, action))
+        return await self._find(f"{_WEBHOOKS}/{name}", f"ValidatingWebhookConfiguration {name}")
 
-    async def update_webhook(self, name: str, clients: Mapping[str, Document]) -> None:
+    async def update_webhook(self, name: str, clients: Mapping[str, WebhookClient]) -> None:
         """Change ``clientConfig`` by webhook name; its other fields are unchanged.
 
         Raises:
             RequestError: the API server rejects the write or is unavailable.
         """
-        webhooks = [
-            {"name": webhook, "clientConfig": client} for webhook, client in clients.items()
-        ]
-        action = f"write the ValidatingWebhookConfiguration {name}"
-        options: dict[str, Any] = {"body": {"webhooks": webhooks}, "content_type": STRATEGIC}
-        _check_answer(await self._send("PATCH", f"{_WEBHOOKS}/{name}", action, **options), action)
+        webhooks = [{"name": each, "clientConfig": client} for each, client in clients.items()]
+        path, action = f"{_WEBHOOKS}/{name}", f"write the ValidatingWebhookConfiguration {name}"
+        _check_answer(
+            await self._send(
+                "PATCH", path, action, body={"webhooks": webhooks}, content_type=STRATEGIC
+            ),
+            action,
+        )
+
+    async def _find(self, path: str, what: str) -> Document | None:
+        response, action = await self._send("GET", path, f"read the {what}"), f"read the {what}"
+        return None if response.status == 404 else _parse_document(_check_answer(response, action))
 
     async def _write(self, method: str, path: str, what: str, **more: Any) -> Answer:
         """Send a write and count its result."""
@@ -307,7 +307,7 @@ def _secret_path(namespace: str, name: str = "") -> str:
 def _write_result(answer: Answer) -> str:
     if answer.status < 300:
         return "done"
-    if answer.status == 409 or (answer.status == 404 and not _is_kind_missing(answer)):
+    if answer.status == 409 or _is_object_missing(answer):
         return "conflict"
     return "failed" if _is_unavailable(answer) else "refused"
 
@@ -351,7 +351,7 @@ def _error_text(answer: Answer) -> str:
     return text if text.endswith(".") else f"{text}."
 
 
-def _conflict_causes(answer: Answer) -> list[Document]:
+def _conflict_causes(answer: Answer) -> list[FieldCause]:
     """Return the field conflicts of a rejected apply; empty if it failed for another reason."""
     causes = object_at(answer.body, "details").get("causes") or ()
     return [cause for cause in causes if cause.get("reason") == "FieldManagerConflict"]
@@ -360,6 +360,10 @@ def _conflict_causes(answer: Answer) -> list[Document]:
 def _is_kind_missing(answer: Answer) -> bool:
     """Return whether a 404 means that the API server does not know the kind at the moment."""
     return answer.status == 404 and not object_at(answer.body, "details").get("name")
+
+
+def _is_object_missing(answer: Answer) -> bool:
+    return answer.status == 404 and not _is_kind_missing(answer)
 
 
 def _parse_document(answer: Answer) -> Document:

@@ -11,11 +11,13 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import aiohttp
 
 from streambroker_operator.kubernetes.client.connection import ConnectionPool
+from streambroker_operator.kubernetes.client.documents import Document
+from streambroker_operator.kubernetes.client.http_api import parse_seconds
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 
 JSON = "application/json"
@@ -29,8 +31,7 @@ _MAX_ERROR_BYTES = 4096
 _MAX_MESSAGE_CHARS = 200
 _T = TypeVar("_T")
 
-Body = Mapping[str, Any]
-WatchEvent = tuple[str, Body]
+WatchEvent = tuple[str, Document]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +145,7 @@ class ApiClient:
 
     async def get(
         self, path: str, params: Mapping[str, str] | None = None, *, accept: str = JSON
-    ) -> Body:
+    ) -> Document:
         """Return the response to a GET; retry 429 and 503 with Retry-After a few times.
 
         Raises:
@@ -162,7 +163,7 @@ class ApiClient:
                 await asyncio.sleep(min(error.retry_after_s, _MAX_PAUSE_S))
             tries += 1
 
-    async def _get(self, path: str, params: Mapping[str, str], accept: str) -> Body:
+    async def _get(self, path: str, params: Mapping[str, str], accept: str) -> Document:
         limit = aiohttp.ClientTimeout(total=self.timing.call_s)
         async with self._open_answer(path, params, accept, limit) as response:
             text = await response.read()
@@ -172,11 +173,11 @@ class ApiClient:
             raise ApiError(0, f"{path}: the answer is not JSON: {error}") from error
         if not isinstance(body, dict):
             raise ApiError(0, f"{path}: the answer is not an object")
-        return body
+        return cast(Document, body)
 
     async def pages(
         self, path: str, params: Mapping[str, str], *, accept: str = JSON
-    ) -> AsyncIterator[tuple[list[Body], int]]:
+    ) -> AsyncIterator[tuple[list[Document], int]]:
         """Yield the pages of a consistent list, each with the version of the whole list.
 
         Raises:
@@ -186,7 +187,8 @@ class ApiClient:
         query = {"limit": str(self.timing.page), **params}
         while True:
             body = await self.get(path, query, accept=accept)
-            metadata, items = body.get("metadata"), _list_items(body)
+            metadata: object = body.get("metadata")
+            items = _list_items(body)
             if not isinstance(metadata, dict) or not isinstance(items, list):
                 raise ApiError(
                     0, f"{path}: the answer is not a list: {str(body)[:_MAX_MESSAGE_CHARS]}"
@@ -256,22 +258,19 @@ async def _refusal(path: str, answer: aiohttp.ClientResponse) -> ApiError:
         message = str(json.loads(text)["message"])
     except (ValueError, KeyError, TypeError):
         message = text[:_MAX_MESSAGE_CHARS].decode(errors="replace")
-    try:
-        pause = float(answer.headers.get("Retry-After", "0"))
-    except ValueError:
-        pause = 0.0
+    pause = parse_seconds(answer.headers.get("Retry-After")) or 0.0
     error_class = GoneError if answer.status == 410 else ApiError
     return error_class(answer.status, f"{path}: {answer.status}: {message}", pause)
 
 
-def _list_items(body: Body) -> object:
+def _list_items(body: Document) -> object:
     """Return the items of a list; an empty metadata list has null instead."""
     if body.get("kind") == "PartialObjectMetadataList" and body.get("items", ...) is None:
         return []
     return body.get("items")
 
 
-def _list_version(path: str, metadata: Body) -> int:
+def _list_version(path: str, metadata: Mapping[str, str]) -> int:
     try:
         return int(metadata["resourceVersion"])
     except (KeyError, ValueError, TypeError) as error:

@@ -14,14 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from streambroker_core.board import AgentRegistered
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import registration
 from streambroker_core.wire.broker.registration import Registration
-from streambroker_operator.kubernetes.client.managed_fields import AGENT, Document, written_at
+from streambroker_core.wire.encoding.canonical import JsonObject
+from streambroker_operator.kubernetes.client.documents import Document
+from streambroker_operator.kubernetes.client.http_api import object_at
+from streambroker_operator.kubernetes.client.managed_fields import AGENT, written_at
 
 K = TypeVar("K")
 
@@ -53,7 +56,7 @@ class _LatestAgent:
 
 def read_agent(pe: PeKey, document: Document) -> PublishedAgent:
     """Read the agent information of a resource's status."""
-    status = document.get("status") or {}
+    status = object_at(document, "status")
     account = status.get("serviceAccount")
     return PublishedAgent(
         pe=pe,
@@ -63,7 +66,7 @@ def read_agent(pe: PeKey, document: Document) -> PublishedAgent:
     )
 
 
-def _parse_registration(endpoint: Any) -> Registration | None:
+def _parse_registration(endpoint: object) -> Registration | None:
     if not isinstance(endpoint, Mapping):
         return None
     try:
@@ -72,7 +75,7 @@ def _parse_registration(endpoint: Any) -> Registration | None:
         return None
 
 
-def agent_status(agent: Registration, account: str | None) -> dict[str, Any]:
+def agent_status(agent: Registration, account: str | None) -> JsonObject:
     """Return the fields of a status that describe the agent."""
     endpoint = {n: v for n, v in registration.encode(agent).items() if v is not None}
     service_account = {} if account is None else {"serviceAccount": account}

@@ -21,6 +21,7 @@ from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import agent_commands as wire
 from streambroker_core.wire.broker.agent_commands import AgentCommand, CommandResult
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.replicas import report_relay as relay
 from streambroker_operator.runtime.agent_commands import CommandQueue, agent_away_error
@@ -94,7 +95,7 @@ class LeaderCommands:
         """Return whether a command is pending; a non-leader knows only those it forwarded."""
         return self._local_queue.has_pending(pe) if self._leads() else pe in self._forwarded
 
-    async def _forward(self, message: Mapping[str, Any]) -> Any:
+    async def _forward(self, message: JsonObject) -> Any:
         """Send a message to the leader and return its response.
 
         Raises:
@@ -144,7 +145,7 @@ def handler(
     return passed_on
 
 
-async def _answer(local_queue: CommandQueue, message: Mapping[str, Any]) -> dict[str, Any]:
+async def _answer(local_queue: CommandQueue, message: Mapping[str, Any]) -> JsonObject:
     pe = PeKey.parse(str(message.get("pe")))
     if "ask" in message:
         (command,) = wire.decode_commands(message["ask"])

@@ -8,11 +8,11 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 
 from streambroker_operator.cooperative import loop_time
+from streambroker_operator.kubernetes.client.documents import Document, ObjectMetadata
 from streambroker_operator.kubernetes.client.http_api import (
     Answer,
     ApiUnreachableError,
@@ -180,11 +180,11 @@ class Lease:
             return _refusal(response)
         return ""
 
-    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
+    async def _call(self, method: str, path: str, body: Document | None = None) -> Answer:
         return await self._api.call(method, path, body, timeout_s=TIMEOUT_S)
 
-    def _body(self, write: LeaseWrite) -> dict[str, Any]:
-        metadata: dict[str, Any] = {"name": self._name, "namespace": self._namespace}
+    def _body(self, write: LeaseWrite) -> Document:
+        metadata: ObjectMetadata = {"name": self._name, "namespace": self._namespace}
         if self._address:
             metadata["annotations"] = {ADDRESS_ANNOTATION: self._address}
         if write.version is not None:
@@ -230,7 +230,7 @@ def _refusal(answer: Answer) -> str:
     return f"the API server answers {answer.status}: {answer.body.get('message', '')}"
 
 
-def _version(body: Mapping[str, Any]) -> str:
+def _version(body: Document) -> str:
     """Return the version of a Lease; empty if the body has none.
 
     A write must not use an empty version: the API server treats it as any version.
@@ -238,7 +238,7 @@ def _version(body: Mapping[str, Any]) -> str:
     return str(object_at(body, "metadata").get("resourceVersion", ""))
 
 
-def _parse_record(body: Mapping[str, Any]) -> LeaseRecord:
+def _parse_record(body: Document) -> LeaseRecord:
     spec = object_at(body, "spec")
     return LeaseRecord(
         holder=str(spec.get("holderIdentity") or ""),

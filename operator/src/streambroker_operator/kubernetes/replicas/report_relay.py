@@ -22,6 +22,7 @@ from aiohttp import web
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import ended_exports as wire
+from streambroker_core.wire.encoding.canonical import JsonObject, JsonValue
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.reports.rule_status import read_statuses, write_statuses
 from streambroker_core.wire.reports.storage_status import read_storage, write_storage
@@ -116,12 +117,12 @@ class ReportRelay:
             problem = str(error) or type(error).__name__
         self._log_trouble(leader, problem)
 
-    def _take_oldest(self) -> dict[str, Any]:
+    def _take_oldest(self) -> JsonObject:
         """Remove the oldest reports; return the content of a message of at most 1 MiB."""
         now, more = time.monotonic(), list[str]()
-        message: dict[str, Any] = {"moreRules": more}
+        message: dict[str, JsonValue] = {"moreRules": more}
         for kind, (key, at_once, encode) in _FORMATS.items():
-            pending, encoded = self._pending[kind], dict[str, Any]()
+            pending, encoded = self._pending[kind], dict[str, JsonValue]()
             for pe in list(pending)[:at_once]:
                 report, since, instance = pending.pop(pe)
                 if not isinstance(report, RulesReport):

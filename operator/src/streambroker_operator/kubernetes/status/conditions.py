@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, TypedDict
 
 from streambroker_core.board import Status
 from streambroker_core.board.wait_cycles import RING
 from streambroker_core.model import Durability, Export, Import, Resource
 from streambroker_core.model.properties import Value
-from streambroker_core.wire.encoding.canonical import digest
+from streambroker_core.wire.encoding.canonical import JsonObject, digest
 from streambroker_core.wire.manifests.ports import write_spec
 from streambroker_core.wire.reports.storage_status import StorageStatus, stored_state
 from streambroker_operator.kubernetes.client.http_api import object_at
@@ -54,6 +54,35 @@ class Condition:
     status: ConditionStatus
     reason: str
     message: str = ""
+
+
+class ConditionBody(TypedDict):
+    """A condition in API form."""
+
+    type: str
+    status: ConditionStatus
+    reason: str
+    message: str
+    observedGeneration: int
+    lastTransitionTime: str
+
+
+class AcceptedBody(TypedDict):
+    """The last accepted generation in API form."""
+
+    generation: int
+    spec: JsonObject
+
+
+class StatusBody(TypedDict, total=False):
+    """Status of a port or a rule in API form, as far as brokers write it."""
+
+    observedGeneration: int
+    conditions: Sequence[ConditionBody]
+    accepted: AcceptedBody
+    matches: int
+    topMatches: Sequence[str]
+    summary: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,14 +232,14 @@ def unreadable_status(
 
 def status_to_write(
     desired: DesiredStatus, published: PublishedStatus, now: float
-) -> dict[str, Any] | None:
+) -> StatusBody | None:
     """Return the status to write at `now` (seconds since 1970); None if it is already published."""
     if (
         _digest(desired, desired.accepted.generation if desired.accepted else 0)
         == published.content
     ):
         return None
-    body = {
+    body: StatusBody = {
         "observedGeneration": desired.generation,
         "conditions": write_conditions(
             desired.conditions, published.since, now, desired.generation
@@ -222,13 +251,12 @@ def status_to_write(
     resource = desired.accepted
     if resource is None:
         return body
-    accepted = {"generation": resource.generation, "spec": write_spec(resource)}
-    return {**body, "accepted": accepted}
+    return {**body, "accepted": {"generation": resource.generation, "spec": write_spec(resource)}}
 
 
 def write_conditions(
     conditions: Sequence[Condition], published: Sequence[ConditionTime], now: float, generation: int
-) -> list[dict[str, Any]]:
+) -> list[ConditionBody]:
     """Return conditions in API form, each with its last transition time or `now` (since 1970)."""
     since = {(name, status): time for name, status, time in published}
     return [
@@ -245,10 +273,10 @@ def write_conditions(
 
 
 def read_conditions(
-    status: Mapping[str, Any], types: Sequence[str]
+    status: object, types: Sequence[str]
 ) -> tuple[tuple[Condition, ...], tuple[ConditionTime, ...]]:
     """Return the conditions of some types, in the order of `types`, and their times."""
-    items = status.get("conditions")
+    items = object_at(status).get("conditions")
     own = {
         str(item.get("type")): item
         for item in (items if isinstance(items, list) else [])
@@ -266,17 +294,16 @@ def read_conditions(
 
 def read_published(status: object) -> PublishedStatus:
     """Parse a published status; invalid or missing content counts as not published."""
-    if not isinstance(status, Mapping):
-        return NOTHING_PUBLISHED
     conditions, since = read_conditions(status, _TYPES)
     if not conditions:
         return NOTHING_PUBLISHED
+    body = object_at(status)
     facts = DesiredStatus(
-        generation=to_int(status.get("observedGeneration")),
+        generation=to_int(body.get("observedGeneration")),
         conditions=conditions,
-        matches=to_int(status.get("matches")),
-        top_matches=tuple(str(name) for name in status.get("topMatches") or ()),
-        summary=str(status.get("summary") or ""),
+        matches=to_int(body.get("matches")),
+        top_matches=tuple(str(name) for name in body.get("topMatches") or ()),
+        summary=str(body.get("summary") or ""),
     )
     accepted_generation = to_int(object_at(status, "accepted").get("generation"))
     return PublishedStatus(
@@ -389,7 +416,7 @@ def _retained_programmed(published: PublishedStatus, routes: str) -> Condition:
 
 def truncate(message: str) -> str:
     """Return a message shortened to the length that the API server accepts."""
-    return message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 1]}…"
+    return _shorten(message, MAX_MESSAGE)
 
 
 # ---- comparison ----------------------------------------------------------

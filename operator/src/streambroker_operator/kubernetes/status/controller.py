@@ -18,9 +18,9 @@ from streambroker_core.wire.reports.storage_status import StorageStatusMap
 from streambroker_operator.agents.ended_exports import ExportFacts
 from streambroker_operator.cooperative import run_in_turns
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.client.http_api import HttpApi
 from streambroker_operator.kubernetes.client.rate_limiter import WriteRateLimiter
-from streambroker_operator.kubernetes.client.watch_client import Body
 from streambroker_operator.kubernetes.replicas.agent_reports import (
     AgentReport,
     DamageReport,
@@ -141,7 +141,7 @@ class StatusController:
 
     # ---- from the feed -----------------------------------------------------
 
-    def observe(self, kind: AnyKind, body: Body, listed: bool) -> None:
+    def observe(self, kind: AnyKind, body: Document, listed: bool) -> None:
         """Process an object from the API server before its events are delivered."""
         if kind == RULE:
             self.rules.observe(body, listed)
@@ -236,7 +236,7 @@ class StatusController:
         """Return the status to write; None if it is up to date or the resource is gone."""
         return (self.rules if name[0] == RULE else self.ports).build(name)
 
-    def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
+    def on_written(self, write: StatusWrite, answer: Document) -> None:
         """Handle the resource that the API server returned after a write."""
         (self.rules if write.kind == RULE else self.ports).on_written(write, answer)
 

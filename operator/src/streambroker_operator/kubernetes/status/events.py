@@ -10,11 +10,11 @@ import hashlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from streambroker_core.model import AnyKind, PortKey, Resource, kind_of
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.manifests.ports import API_VERSION
 from streambroker_operator.cooperative import loop_time
 from streambroker_operator.kubernetes.client.http_api import (
@@ -23,6 +23,7 @@ from streambroker_operator.kubernetes.client.http_api import (
     micro_time,
 )
 from streambroker_operator.kubernetes.client.objects import MERGE
+from streambroker_operator.kubernetes.status.conditions import ConditionBody, StatusBody
 from streambroker_operator.kubernetes.status.writer import StatusWrite
 from streambroker_operator.security.token_buckets import TokenBuckets
 
@@ -77,7 +78,7 @@ class EventWrite:
 
     namespace: str
     name: str
-    body: Mapping[str, Any]
+    body: JsonObject
     new: bool
 
 
@@ -147,7 +148,7 @@ _MAX_PEERS = 3
 """Number of peers that an Event names."""
 
 
-def _text(condition: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def _text(condition: ConditionBody, after: StatusBody) -> str:
     transition = condition["type"], condition["status"]
     if transition != ("Matched", "True"):
         return str(condition.get("message") or _SENTENCES.get(transition, condition["reason"]))
@@ -224,7 +225,7 @@ class EventAggregator:
             self._store_series(key, counted)
             return None
         self._store_series(key, replace(counted, written=now))
-        series = {"count": counted.count, "lastObservedTime": micro_time(wall)}
+        series: JsonObject = {"count": counted.count, "lastObservedTime": micro_time(wall)}
         return EventWrite(
             namespace=note.namespace, name=series_so_far.name, body={"series": series}, new=False
         )
@@ -270,7 +271,7 @@ class EventAggregator:
         identity = "\0".join((note.uid, note.reason, note.text, self._instance, str(wall)))
         suffix = hashlib.sha256(identity.encode()).hexdigest()[:16]
         name = f"{note.name[:200].rstrip('-.')}.{suffix}"
-        body = {
+        body: JsonObject = {
             "apiVersion": _API,
             "kind": "Event",
             "metadata": {"name": name, "namespace": note.namespace},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 from streambroker_core.board import BoardReader, events
 from streambroker_core.matching import Match
@@ -17,6 +16,7 @@ from streambroker_core.wire.reports.storage_status import (
     StoredState,
 )
 from streambroker_operator.agents.ended_exports import ExportFacts
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
@@ -95,7 +95,7 @@ class PortReconciler:
 
     # ---- input -----------------------------------------------------------
 
-    def observe(self, kind: AnyKind, body: Mapping[str, Any], listed: bool) -> None:
+    def observe(self, kind: AnyKind, body: Document, listed: bool) -> None:
         """Process an object from the API server; enqueue it if another writer changed its status.
 
         `listed` means that a list contains it, not the watch.
@@ -247,7 +247,7 @@ class PortReconciler:
             before=published.since,
         )
 
-    def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
+    def on_written(self, write: StatusWrite, answer: Document) -> None:
         """Handle the resource that the API server returned after a write."""
         name = (write.kind, write.uid)
         current = self._board.get(*name) or self._board.unreadable(*name)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
 
 from streambroker_core.board import events
 from streambroker_core.model import RULE
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.client.http_api import object_at
 from streambroker_operator.kubernetes.status.writer import Name
 
@@ -48,7 +49,7 @@ class PublishedStatuses(Generic[P]):
         """Return the names of all observed resources."""
         return list(self._statuses)
 
-    def observe(self, name: Name, body: Mapping[str, Any], listed: bool) -> bool:
+    def observe(self, name: Name, body: Document, listed: bool) -> bool:
         """Record the status of an observed object; return whether another writer changed it.
 
         A list replaces anything older or newer. The watch does not replace a newer written version.
@@ -62,7 +63,7 @@ class PublishedStatuses(Generic[P]):
         after = self._set(name, self._read(body.get("status"), before))
         return before is not None and before.content != after.content
 
-    def on_written(self, name: Name, answer: Mapping[str, Any]) -> bool:
+    def on_written(self, name: Name, answer: Document) -> bool:
         """Record the object that the API server returned; return False if it is another one."""
         metadata = object_at(answer, "metadata")
         if metadata.get("uid") != name[1]:

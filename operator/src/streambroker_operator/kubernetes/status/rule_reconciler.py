@@ -9,19 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from streambroker_core.board import BoardReader, events
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import RULE, PeKey, Rule, RuleKey, rule_name_of
-from streambroker_core.wire.encoding.canonical import digest
+from streambroker_core.wire.encoding.canonical import JsonObject, digest
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.manifests.rules import write_rule_spec
 from streambroker_core.wire.reports.rule_status import RuleStatus, read_statuses
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.client.http_api import object_at
 from streambroker_operator.kubernetes.replicas.agent_reports import RulesReport
 from streambroker_operator.kubernetes.status.conditions import (
     Condition,
+    StatusBody,
     accepted_condition,
     condition_values,
     false_condition,
@@ -94,7 +96,7 @@ class RuleReconciler:
 
     # ---- input -----------------------------------------------------------
 
-    def observe(self, body: Mapping[str, Any], listed: bool) -> None:
+    def observe(self, body: Document, listed: bool) -> None:
         """Process a rule from the API server; enqueue it if another writer changed its status.
 
         `listed` means that a list contains it, not the watch.
@@ -210,7 +212,7 @@ class RuleReconciler:
         status: events.Status,
         reported: RuleStatus | None,
         accepted: Rule | None,
-    ) -> dict[str, Any] | None:
+    ) -> StatusBody | None:
         published, now = self._published.get((RULE, uid)), self._monotonic()
         conditions = rule_conditions(status, reported)
         accepted_generation = 0 if accepted is None else accepted.generation
@@ -222,7 +224,7 @@ class RuleReconciler:
             # Schedule the update: no further report may arrive.
             self._due[uid] = published.at + COUNTS_S
             return None
-        body: dict[str, Any] = {
+        body: StatusBody = {
             "observedGeneration": generation,
             "conditions": write_conditions(conditions, published.since, self._clock(), generation),
         }
@@ -231,9 +233,9 @@ class RuleReconciler:
                 "generation": accepted_generation,
                 "spec": write_rule_spec(accepted),
             }
-        return body if reported is None else {**body, **_write_reported(reported)}
+        return body if reported is None else cast(StatusBody, {**body, **_write_reported(reported)})
 
-    def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
+    def on_written(self, write: StatusWrite, answer: Document) -> None:
         """Handle the rule that the API server returned after a write."""
         current = self._rules.cache.get(write.uid) or self._rules.cache.unreadable(write.uid)
         if current is not None and self._published.on_written((RULE, write.uid), answer):
@@ -276,7 +278,7 @@ def _active_condition(status: events.Status, reported: RuleStatus | None) -> Con
     )
 
 
-def _write_reported(reported: RuleStatus) -> dict[str, Any]:
+def _write_reported(reported: RuleStatus) -> JsonObject:
     fields = {name: getattr(reported, name) for name in _REPORTED_FIELDS}
     applied = f"{reported.buckets}/{reported.of}" if reported.of else ""
     return {**{n: v for n, v in fields.items() if v is not None}, "applied": applied}
@@ -295,13 +297,11 @@ def _digests(
 
 def read_published(status: object, now: float) -> _PublishedRuleStatus:
     """Parse a published rule status; invalid or missing content counts as not published."""
-    if not isinstance(status, Mapping):
-        return _NOTHING_PUBLISHED
     conditions, since = read_conditions(status, TYPES)
     if not conditions:
         return _NOTHING_PUBLISHED
     reported = _read_reported(status, {c.type: c for c in conditions})
-    generation = to_int(status.get("observedGeneration"))
+    generation = to_int(object_at(status).get("observedGeneration"))
     accepted_generation = to_int(object_at(status, "accepted").get("generation"))
     content, counts = _digests(generation, conditions, reported, accepted_generation)
     return _PublishedRuleStatus(
@@ -309,9 +309,7 @@ def read_published(status: object, now: float) -> _PublishedRuleStatus:
     )
 
 
-def _read_reported(
-    status: Mapping[str, Any], conditions: Mapping[str, Condition]
-) -> RuleStatus | None:
+def _read_reported(status: object, conditions: Mapping[str, Condition]) -> RuleStatus | None:
     active, accepted = conditions.get("Active"), conditions.get("Accepted")
     if active is None or accepted is None or active.reason == "NotHeard":
         return None
@@ -319,7 +317,7 @@ def _read_reported(
     rejected = accepted.message.startswith(_REFUSAL)
     states = {"Disabled": "disabled", "Absent": "absent"}
     fields = {
-        **{name: status.get(name) for name in _REPORTED_FIELDS},
+        **{name: object_at(status).get(name) for name in _REPORTED_FIELDS},
         "state": states.get(active.reason, "active"),
         "reason": accepted.reason if rejected else "",
         "message": accepted.message.removeprefix(_REFUSAL).removesuffix(".") if rejected else "",

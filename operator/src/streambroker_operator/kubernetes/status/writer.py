@@ -6,17 +6,18 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from streambroker_core.model import AnyKind
 from streambroker_core.wire.manifests.ports import API_VERSION
 from streambroker_operator.cooperative import loop_time
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError, HttpApi
 from streambroker_operator.kubernetes.client.objects import APPLY, ObjectPath
 from streambroker_operator.kubernetes.client.rate_limiter import WriteRateLimiter
-from streambroker_operator.kubernetes.status.conditions import MANAGER, ConditionTime
+from streambroker_operator.kubernetes.status.conditions import MANAGER, ConditionTime, StatusBody
 from streambroker_operator.kubernetes.status.work_queue import (
     IDLE,
     LIVE,
@@ -50,7 +51,7 @@ class StatusWrite:
     namespace: str
     name: str
     uid: str
-    status: Mapping[str, Any]
+    status: StatusBody
     before: tuple[ConditionTime, ...] = ()
 
 
@@ -60,7 +61,7 @@ class StatusSource(Protocol):
     def build(self, name: Name) -> StatusWrite | None:
         """Return the status to write; None if it is up to date or the resource is gone."""
 
-    def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
+    def on_written(self, write: StatusWrite, answer: Document) -> None:
         """Handle the resource that the API server returned after a write."""
 
 

@@ -19,12 +19,12 @@ from typing import Any, Literal, TypeAlias, get_args
 from streambroker_core.board import BoardEvent, Synced
 from streambroker_core.model import RULE, AnyKind
 from streambroker_operator.cooperative import gc_paused, loop_time
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.client.objects import ObjectPath
 from streambroker_operator.kubernetes.client.watch_client import (
     LIST_METADATA,
     ApiClient,
     ApiError,
-    Body,
     with_timeout,
 )
 from streambroker_operator.kubernetes.watch.lister import CrdMissingError, KindLister, Refusal
@@ -55,11 +55,11 @@ _MAX_SINGLE_FETCHES = 100
 Deliver = Callable[[BoardEvent], None]
 Load = Callable[[Synced], Awaitable[None]]
 """Loads a full list, which may take several turns of the event loop."""
-ObserveObject = Callable[[AnyKind, Body, bool], None]
+ObserveObject = Callable[[AnyKind, Document, bool], None]
 """Called with each full object seen, and whether a list contained it."""
 Newest = Callable[[AnyKind], int]
 """Returns the highest version at which the board saw any object of a kind."""
-FeedChange = tuple["str | None", Body]
+FeedChange = tuple["str | None", Document]
 """Type of the event (None for an object of a kopf list) and the object."""
 
 
@@ -252,7 +252,7 @@ class KindFeed:
     async def _list_objects(self) -> tuple[list[ListedObject], int, dict[str, Refusal]]:
         objects: list[ListedObject] = []
 
-        def take(body: Body) -> None:
+        def take(body: Document) -> None:
             observed = parse_object(body)
             self._observe(self.kind, body, True)
             objects.append(self.cache.read_listed(observed))
@@ -271,7 +271,7 @@ class KindFeed:
         return [*refs, *(listed.ref for listed in cached)], version, refused
 
     async def _list(
-        self, on_object: Callable[[Body], None], **how: Any
+        self, on_object: Callable[[Document], None], **how: Any
     ) -> tuple[int, dict[str, Refusal]]:
         """List all namespaces; return the version of the list and the refused namespaces."""
         min_version = self._min_list_version()
@@ -319,7 +319,7 @@ class KindFeed:
         self.health.event_count += len(changes)
         self.health.mark_alive()
 
-    def _to_event(self, kind: str | None, body: Body) -> BoardEvent | None:
+    def _to_event(self, kind: str | None, body: Document) -> BoardEvent | None:
         try:
             if kind == "BOOKMARK":
                 return self.cache.apply_bookmark(int(body["metadata"]["resourceVersion"]))

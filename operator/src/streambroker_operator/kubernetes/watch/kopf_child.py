@@ -120,10 +120,10 @@ def _registry(config: ChildConfig, write_line: WriteLine) -> kopf.OperatorRegist
 
 
 def _handler(kind: AnyKind, write_line: WriteLine) -> Callable[..., Any]:
-    async def seen(event: dict[str, Any], **_: Any) -> None:
+    async def seen(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
         metadata = body["metadata"]
-        reduced = {"metadata": {name: metadata[name] for name in _METADATA if name in metadata}}
+        reduced = {"metadata": {n: value for n, value in metadata.items() if n in _METADATA}}
         reduced.update({part: body[part] for part in ("spec", "status") if part in body})
         write_line([event["type"], kind, reduced])
 

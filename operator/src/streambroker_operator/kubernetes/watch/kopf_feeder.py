@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from streambroker_core.model import RULE, AnyKind
+from streambroker_operator.kubernetes.client.exec_login import ExecSettings
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.client.watch_client import (
     ApiError,
@@ -66,7 +67,9 @@ class ChildConfig:
     def decode(cls, line: bytes) -> ChildConfig:
         """Parse the output of `encode`."""
         fields = json.loads(line)
-        fields["access"] = Access(**fields["access"])
+        access = fields["access"]
+        login = access["login"] and ExecSettings(**access["login"])
+        fields["access"] = Access(**{**access, "login": login})
         return cls(**{**fields, **{name: tuple(fields[name]) for name in ("namespaces", "kinds")}})
 
 

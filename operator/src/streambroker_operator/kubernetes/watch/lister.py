@@ -13,13 +13,13 @@ from typing import Any, Literal, TypeAlias
 
 from streambroker_core.model import AnyKind
 from streambroker_core.wire.manifests.ports import GROUP, OBJECTS
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.client.objects import list_path
 from streambroker_operator.kubernetes.client.watch_client import (
     LIST_METADATA,
     OBJECT_METADATA,
     ApiClient,
     ApiError,
-    Body,
 )
 
 _log = logging.getLogger("streambroker.kubernetes")
@@ -79,7 +79,7 @@ class KindLister:
         return str(metadata["uid"])
 
     async def list(
-        self, on_object: Callable[[Body], None], *, is_first: bool, **how: Any
+        self, on_object: Callable[[Document], None], *, is_first: bool, **how: Any
     ) -> tuple[int, dict[str, Refusal]]:
         """List all namespaces at the version of the first one.
 
@@ -143,7 +143,7 @@ class KindLister:
         return False
 
 
-async def _read_page(items: Sequence[Body], on_object: Callable[[Body], None]) -> None:
+async def _read_page(items: Sequence[Document], on_object: Callable[[Document], None]) -> None:
     """Process a page, yielding to the event loop between batches."""
     for index, body in enumerate(items):
         try:

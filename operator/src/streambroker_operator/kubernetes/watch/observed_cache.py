@@ -39,8 +39,10 @@ from streambroker_core.board import (
 )
 from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.model import RULE, AnyKind, Export, Import, PortKey, Resource, Rule
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.manifests.ports import API_VERSION, read_manifest, size_problem
 from streambroker_core.wire.manifests.rules import read_rule_manifest
+from streambroker_operator.kubernetes.client.documents import Document, ObjectMetadata
 from streambroker_operator.kubernetes.client.http_api import object_at
 from streambroker_operator.kubernetes.status.conditions import read_conditions
 
@@ -74,7 +76,14 @@ class ObservedObject:
 
     ref: ObjectRef
     digest: bytes
-    body: Mapping[str, Any]
+    body: Document
+
+
+class AcceptedSpec(NamedTuple):
+    """The last accepted generation in a status, and its spec."""
+
+    generation: int
+    spec: JsonObject
 
 
 class ListedObject(NamedTuple):
@@ -111,7 +120,7 @@ class _Tombstone(NamedTuple):
     name_until: int
 
 
-def object_ref(body: Mapping[str, Any]) -> ObjectRef:
+def object_ref(body: Document) -> ObjectRef:
     """Read the identity of an object.
 
     Raises:
@@ -131,7 +140,7 @@ def object_ref(body: Mapping[str, Any]) -> ObjectRef:
         raise ValueError(f"an object without metadata.{error.args[0]}") from error
 
 
-def parse_object(body: Mapping[str, Any]) -> ObservedObject:
+def parse_object(body: Document) -> ObservedObject:
     """Identify an object and compute its digest, without parsing its spec.
 
     Raises:
@@ -153,21 +162,16 @@ def parse_object(body: Mapping[str, Any]) -> ObservedObject:
     return ObservedObject(ref=ref, digest=digest.digest(), body=body)
 
 
-def earlier_generation(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def earlier_generation(body: Document) -> AcceptedSpec | None:
     """Return the accepted generation and its spec from the status; None unless it is earlier."""
-    accepted = object_at(body, "status", "accepted")
-    if not isinstance(accepted.get("spec"), Mapping):
+    accepted, current = object_at(body, "status", "accepted"), body["metadata"].get("generation")
+    generation, spec = accepted.get("generation"), accepted.get("spec")
+    if not (isinstance(generation, int) and isinstance(current, int) and generation < current):
         return None
-    accepted_generation, current = accepted.get("generation"), body["metadata"].get("generation")
-    older = (
-        isinstance(accepted_generation, int)
-        and isinstance(current, int)
-        and accepted_generation < current
-    )
-    return accepted if older else None
+    return AcceptedSpec(generation, spec) if isinstance(spec, Mapping) else None
 
 
-def has_unrecorded_generation(body: Mapping[str, Any]) -> bool:
+def has_unrecorded_generation(body: Document) -> bool:
     """Return whether an earlier generation may have been accepted without a record in the status.
 
     A status that reports Accepted=False and not Held=True is trusted: there is none.
@@ -181,7 +185,7 @@ def has_unrecorded_generation(body: Mapping[str, Any]) -> bool:
     return not trusted and not isinstance(status.get("accepted"), Mapping)
 
 
-def has_accepted_filter(body: Mapping[str, Any]) -> bool:
+def has_accepted_filter(body: Document) -> bool:
     """Return whether the status accepts a filter of the current generation.
 
     The existing Exports decide whether such a filter is valid.
@@ -209,7 +213,7 @@ def read_entry(kind: AnyKind, observed: ObservedObject) -> Entry:
         entry = replace(entry, earlier_unknown=has_unrecorded_generation(body))
     if accepted is None or isinstance(entry, Export):
         return entry
-    earlier = _read_generation(kind, observed, accepted["spec"], accepted["generation"])
+    earlier = _read_generation(kind, observed, accepted.spec, accepted.generation)
     # Only brokers may write the status, but check anyway: the port of an object never changes.
     if isinstance(earlier, Unreadable) or earlier.key != entry.key:
         return entry
@@ -226,7 +230,7 @@ def _read_generation(
 
 
 def parse_resource(
-    kind: AnyKind, metadata: Mapping[str, Any], spec: object, generation: object = None
+    kind: AnyKind, metadata: ObjectMetadata, spec: object, generation: object = None
 ) -> Resource | Rule:
     """Parse an object of an API server as a resource or a rule.
 
@@ -235,15 +239,13 @@ def parse_resource(
     Raises:
         StreambrokerError: the object cannot be read, or is too large.
     """
-    document: dict[str, Any] = {
+    identity = {name: value for name, value in metadata.items() if name in _METADATA}
+    document = {
         "apiVersion": API_VERSION,
         "kind": kind,
-        "metadata": {name: metadata[name] for name in _METADATA if name in metadata},
+        "metadata": {**identity, "generation": generation},
+        "spec": spec,
     }
-    if generation is not None:
-        document["metadata"]["generation"] = generation
-    if spec is not None:
-        document["spec"] = spec
     # Loose: a newer release may default unknown fields in every object. Rejecting them would
     # remove all routes.
     if kind == RULE:

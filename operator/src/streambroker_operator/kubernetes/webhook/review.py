@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from streambroker_core.board import Board, BoardReader
 from streambroker_core.board.rule_index import rule_problem
@@ -19,6 +19,7 @@ from streambroker_core.diagnose import BoardOverlay, find_put_problem
 from streambroker_core.errors import StreambrokerError, pointer_lines
 from streambroker_core.model import AnyKind, Rule
 from streambroker_core.wire.manifests.ports import OBJECTS
+from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.watch.observed_cache import parse_resource
 
 API_VERSION = "admission.k8s.io/v1"
@@ -28,10 +29,34 @@ _EMPTY_BOARD = Board().reader
 _FIELDS = {"SubscriptionInvalid": "subscription", "FilterInvalid": "filter"}
 _STEP = re.compile(r"[^.\[\]]+")
 
-Object = Mapping[str, Any]
+
+class Failure(TypedDict):
+    """Why a resource is refused, as in a ``Status`` of the API server."""
+
+    status: str
+    code: int
+    reason: str
+    message: str
 
 
-def review(document: object, board: BoardReader, namespaces: Sequence[str] = ()) -> dict[str, Any]:
+class Verdict(TypedDict, total=False):
+    """Whether a resource may be stored; ``status`` states why not."""
+
+    uid: str
+    allowed: bool
+    status: Failure
+    warnings: list[str]
+
+
+class ReviewAnswer(TypedDict):
+    """An AdmissionReview with its response."""
+
+    apiVersion: str
+    kind: str
+    response: Verdict
+
+
+def review(document: object, board: BoardReader, namespaces: Sequence[str] = ()) -> ReviewAnswer:
     """Return the answer to an AdmissionReview.
 
     Only `namespaces`, those that the broker watches, are checked; empty means all. A board that is
@@ -43,14 +68,14 @@ def review(document: object, board: BoardReader, namespaces: Sequence[str] = ())
     request = document.get("request") if isinstance(document, Mapping) else None
     if not isinstance(request, Mapping) or not isinstance(request.get("uid"), str):
         raise ValueError("the document is not an AdmissionReview with a request")
-    response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
+    response: Verdict = {"uid": request["uid"], "allowed": True}
     candidate = _new_spec(request)
     if candidate is not None and (not namespaces or request.get("namespace") in namespaces):
-        response |= _judge(candidate, board)
+        response = {**response, **_judge(candidate, board)}
     return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}
 
 
-def _new_spec(request: Object) -> Object | None:
+def _new_spec(request: Mapping[str, Any]) -> Document | None:
     """Return the object to be stored; None if its spec does not change."""
     candidate, stored = request.get("object"), request.get("oldObject")
     if request.get("operation") not in ("CREATE", "UPDATE") or request.get("subResource"):
@@ -60,10 +85,10 @@ def _new_spec(request: Object) -> Object | None:
     if candidate["metadata"].get("deletionTimestamp") is not None:
         return None
     is_unchanged = isinstance(stored, Mapping) and stored.get("spec") == candidate.get("spec")
-    return None if is_unchanged else candidate
+    return None if is_unchanged else cast(Document, candidate)
 
 
-def _judge(candidate: Object, board: BoardReader) -> dict[str, Any]:
+def _judge(candidate: Document, board: BoardReader) -> Verdict:
     kind, spec = cast("AnyKind", candidate["kind"]), candidate.get("spec")
     try:
         resource = parse_resource(kind, candidate["metadata"], spec)
@@ -82,8 +107,8 @@ def _judge(candidate: Object, board: BoardReader) -> dict[str, Any]:
     return {} if problem is None else {"warnings": [" ".join(str(problem).split())]}
 
 
-def _denial(error: StreambrokerError, spec: object) -> dict[str, Any]:
-    status = {
+def _denial(error: StreambrokerError, spec: object) -> Verdict:
+    status: Failure = {
         "status": "Failure",
         "code": 422,
         "reason": "Invalid",

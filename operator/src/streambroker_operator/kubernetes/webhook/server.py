@@ -20,13 +20,14 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from streambroker_operator.errors import OpenError, RequestError
+from streambroker_operator.kubernetes.client.documents import WebhookClient
 from streambroker_operator.kubernetes.client.objects import Objects, StaleError
+from streambroker_operator.kubernetes.webhook.review import ReviewAnswer
 from streambroker_operator.security.self_signed import (
     CA,
     is_valid_for,
@@ -71,7 +72,7 @@ class Webhook:
         secret_name: str,
         configuration: str,
         key: bytes,
-        review: Callable[[object], Mapping[str, Any]],
+        review: Callable[[object], ReviewAnswer],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._objects, self._review, self._clock = objects, review, clock
@@ -143,23 +144,19 @@ class Webhook:
         await self._objects.update_secret(self._namespace, document, data)
         return fresh
 
-    def _client_config(self, now: Mapping[str, Any], pair: Mapping[str, bytes]) -> dict[str, Any]:
+    def _client_config(self, now: WebhookClient, pair: Mapping[str, bytes]) -> WebhookClient:
         """Return the ``clientConfig`` of a webhook with our CA bundle and path."""
-        ca_bundle = {"caBundle": base64.b64encode(pair["ca.crt"]).decode()}
+        client: WebhookClient = {**now, "caBundle": base64.b64encode(pair["ca.crt"]).decode()}
         if "url" in now:
-            return {
-                **now,
-                **ca_bundle,
-                "url": urlsplit(now["url"])._replace(path=self._path).geturl(),
-            }
-        return {**now, **ca_bundle, "service": {**now["service"], "path": self._path}}
+            return {**client, "url": urlsplit(now["url"])._replace(path=self._path).geturl()}
+        return {**client, "service": {**now["service"], "path": self._path}}
 
 
 def _missing_error(what: str) -> RequestError:
     return RequestError(404, "NotFound", f"The {what} does not exist. The chart creates it.")
 
 
-def _client_host(client: Mapping[str, Any]) -> str:
+def _client_host(client: WebhookClient) -> str:
     """Return the host name by which the API server calls a webhook."""
     if "url" in client:
         return str(urlsplit(client["url"]).hostname)

@@ -18,6 +18,7 @@ from streambroker_core.deprecation import CHANGED_DELIVERY
 from streambroker_core.model import Export, PeKey
 from streambroker_core.wire.broker import agent_commands as wire
 from streambroker_core.wire.broker.agent_commands import AgentCommand, CommandResult, make_command
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.guard.authentication import QUIET
@@ -50,7 +51,7 @@ async def emit(request: web.Request) -> web.Response:
     """Send a control tuple to the importers of an export."""
     key = require_resource(request, Export).key
     control, warnings = _parse_control(await json_body(request))
-    body = {"export": key.port, "request": _request_id(request), "what": control}
+    body: JsonObject = {"export": key.port, "request": _request_id(request), "what": control}
     return await _append(request, key.owner, wire.EMIT, body, warnings)
 
 
@@ -68,7 +69,7 @@ async def send(request: web.Request) -> web.Response:
     control, warnings = _parse_control(
         _with_operator(await json_body(request), request.query.get("operator"))
     )
-    body = {"request": _request_id(request), "what": control}
+    body: JsonObject = {"request": _request_id(request), "what": control}
     return await _append(request, pe, wire.APPEND, body, warnings)
 
 
@@ -89,7 +90,7 @@ async def fetch(request: web.Request) -> web.Response:
     return response
 
 
-def _parse_control(body: Any) -> tuple[dict[str, Any], list[str]]:
+def _parse_control(body: Any) -> tuple[JsonObject, list[str]]:
     """Return a control tuple as agents read it, and warnings for the caller."""
     control = parse_control_request(body).encode()
     return control, [] if Fields(body).has("delivery") else [CHANGED_DELIVERY]
@@ -120,7 +121,7 @@ async def _append(
     request: web.Request,
     pe: PeKey,
     action: str,
-    body: Mapping[str, Any],
+    body: JsonObject,
     warnings: Sequence[str],
 ) -> web.Response:
     result = await _execute(request, pe, make_command(action, body))
@@ -130,9 +131,7 @@ async def _append(
     return json_answer(answer, status=201, headers={"Location": location})
 
 
-async def _state(
-    request: web.Request, pe: PeKey, action: str, body: Mapping[str, Any]
-) -> web.Response:
+async def _state(request: web.Request, pe: PeKey, action: str, body: JsonObject) -> web.Response:
     log, seq = request.match_info["log"], request.match_info["seq"]
     if not (seq.isascii() and seq.isdigit() and len(seq) <= _MAX_SEQ):
         raise _not_emitted(pe, f"{log}/{seq}")

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from aiohttp import web
 
 from streambroker_core.model import PeKey, PortKey, Route
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.reports.rule_metrics import (
     RuleMetricsReport,
@@ -165,12 +166,12 @@ class Reports:
 
 def top_rows(
     routes: Iterable[Route], reports: Mapping[PeKey, AgentReports], now: float
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return the metrics rows of routes at monotonic time `now`; unreported values are null."""
     return [_route_row(route, reports.get(route.export.owner), now) for route in routes]
 
 
-def _route_row(route: Route, reports: AgentReports | None, now: float) -> dict[str, Any]:
+def _route_row(route: Route, reports: AgentReports | None, now: float) -> JsonObject:
     if reports is None:
         return _row(route)
     report, base = reports
@@ -195,7 +196,7 @@ def _route_row(route: Route, reports: AgentReports | None, now: float) -> dict[s
     )
 
 
-def _row(route: Route, **values: Any) -> dict[str, Any]:
+def _row(route: Route, **values: Any) -> JsonObject:
     return {
         "export": str(route.export),
         "import": str(route.import_),
@@ -215,7 +216,7 @@ def _row(route: Route, **values: Any) -> dict[str, Any]:
     }
 
 
-def _storage_metrics(storage: StorageStatus | None) -> dict[str, Any] | None:
+def _storage_metrics(storage: StorageStatus | None) -> JsonObject | None:
     """Return the uploads of a route's export, without the error, which names its bucket."""
     if storage is None or not storage.exists:
         return None
@@ -249,8 +250,8 @@ def reported_items(
     reports: Mapping[PeKey, AgentReports],
     namespace: str,
     now: float,
-    select: Callable[[Report], Iterable[dict[str, Any]]],
-) -> list[dict[str, Any]]:
+    select: Callable[[Report], Iterable[JsonObject]],
+) -> list[JsonObject]:
     """Return the selected items of all reports in a namespace (``*``: all).
 
     Stale reports are ignored; `now` is monotonic time in seconds.
@@ -376,7 +377,7 @@ async def get_top(request: web.Request) -> web.Response:
 
         def answer() -> web.Response:
             selected = cached.in_namespace(namespace)
-            selectors: dict[str, Callable[[Report], Iterable[dict[str, Any]]]] = {
+            selectors: dict[str, Callable[[Report], Iterable[JsonObject]]] = {
                 "sides": lambda report: map(write_side, report.sides),
                 "rules": lambda report: map(write_metrics, report.rule_metrics),
                 "ruleWaiting": lambda report: map(write_metrics, report.rule_waiting),

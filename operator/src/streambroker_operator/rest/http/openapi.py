@@ -70,11 +70,9 @@ def _check(request: web.Request, name: str, allowed: Mapping[str, bool]) -> None
 @lru_cache(maxsize=256)
 def _allowed_parameters(path: str, method: str) -> Mapping[str, bool] | None:
     """Return whether each parameter may be repeated; None for an unknown path or method."""
-    path_item: Mapping[str, Any] | None = description()["paths"].get(path)
-    operation = (
-        None if path_item is None else path_item.get({"HEAD": "get"}.get(method, method.lower()))
-    )
-    if path_item is None or operation is None:
+    path_item = description()["paths"].get(path, {})
+    operation = path_item.get({"HEAD": "get"}.get(method, method.lower()))
+    if operation is None:
         return None
     parameters = map(_resolve, [*path_item.get("parameters", ()), *operation.get("parameters", ())])
     return {
@@ -84,11 +82,9 @@ def _allowed_parameters(path: str, method: str) -> Mapping[str, bool] | None:
     }
 
 
-def _resolve(parameter: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolve(parameter: Any) -> Any:
+    """Return a parameter, or the one that it refers to."""
     reference = parameter.get("$ref")
     if reference is None:
         return parameter
-    resolved: Mapping[str, Any] = description()["components"]["parameters"][
-        reference.rpartition("/")[2]
-    ]
-    return resolved
+    return description()["components"]["parameters"][reference.rpartition("/")[2]]

@@ -20,13 +20,14 @@ from streambroker_core.model import (
     PortKey,
     is_label,
 )
+from streambroker_core.wire.encoding.canonical import JsonObject, JsonValue
 from streambroker_core.wire.encoding.quantity import parse_duration
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.http.paths import APPLY, COMMANDS, WHATIF
 from streambroker_operator.rest.http.preconditions import check_etag, check_match
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.backend import StoredResource
-from streambroker_operator.storage.write_options import WriteOptions
+from streambroker_operator.storage.write_options import OwnerReference, WriteOptions
 
 R = TypeVar("R", Export, Import)
 
@@ -158,7 +159,7 @@ def require_resource(request: web.Request, type_: type[R]) -> R:
 
 
 def parse_write_options(
-    request: web.Request, owners: tuple[Mapping[str, Any], ...] = ()
+    request: web.Request, owners: tuple[OwnerReference, ...] = ()
 ) -> WriteOptions:
     """Return the options of a write: conditions, owners, and ``?force=`` (400 if not a boolean)."""
     force = request.query.get("force", "false")
@@ -265,8 +266,8 @@ def _not_json(problem: str, facts: Mapping[str, Any] | None = None) -> RequestEr
     return RequestError(400, "NotJson", f"The body {problem}.", facts=facts)
 
 
-def _reject_duplicates(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
-    result: dict[str, Any] = {}
+def _reject_duplicates(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
+    result: dict[str, JsonValue] = {}
     for key, value in pairs:
         if key in result:
             raise ValueError(f"the key {key!r} occurs twice")

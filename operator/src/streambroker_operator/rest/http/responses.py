@@ -11,7 +11,7 @@ from aiohttp import web
 from streambroker_core.errors import StreambrokerError, TakenError
 from streambroker_core.model import Resource, Rule
 from streambroker_core.wire.broker import problem as problems
-from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.canonical import JsonObject, canonical
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.http.preconditions import resource_etag
 from streambroker_operator.runtime.bodies import route_body
@@ -28,12 +28,12 @@ def json_answer(
     )
 
 
-def long_answer(body: Mapping[str, Any]) -> web.Response:
+def long_answer(body: JsonObject) -> web.Response:
     """Return a response with canonical JSON, for long lists that are encoded in a thread."""
     return web.Response(body=encode_long(body), content_type="application/json")
 
 
-def encode_long(body: Mapping[str, Any]) -> bytes:
+def encode_long(body: JsonObject) -> bytes:
     """Return canonical JSON.
 
     Items are encoded one by one, because a single call would block the event loop.

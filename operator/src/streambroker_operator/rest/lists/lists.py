@@ -9,8 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from streambroker_core.model import Route
-from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.canonical import JsonValue, canonical
 from streambroker_operator.cooperative import loop_time
 from streambroker_operator.rest.guard.rate_limits import caller_name
 from streambroker_operator.rest.http.paths import API
@@ -60,7 +59,7 @@ async def encode_page(page: Page, body: Callable[[Any], Any]) -> bytes:
 
     `body` returns the JSON of an item.
     """
-    envelope: dict[str, Any] = {"items": [], "point": list(page.point)}
+    envelope: dict[str, JsonValue] = {"items": [], "point": list(page.point)}
     if page.token is not None:
         envelope |= {"continue": page.token, "remaining": page.remaining}
     before, _, after = canonical(envelope).partition(b'"items":[]')
@@ -80,13 +79,9 @@ def _pe_body(runtime: Runtime, pe: ListedPe) -> Any:
     return build_pe_body(pe.pe, pe.agent, pe.version, pe.exports, pe.imports, runtime.liveness)
 
 
-def _route_body(_: Runtime, route: Route) -> Any:
-    return route_body(route)
-
-
 routes = [
     _list_route("exports", _port_body),
     _list_route("imports", _port_body),
     _list_route("pes", _pe_body),
-    _list_route("routes", _route_body),
+    _list_route("routes", lambda _, route: route_body(route)),
 ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
 
 from aiohttp import web
 
 from streambroker_core.diagnose import Forecast, render_forecast
 from streambroker_core.model import PortKey, kind_of, name_of
+from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.diagnose import (
     Proposed,
@@ -103,7 +103,7 @@ def _check(proposed: Proposed, most: int | None, forecast: Forecast) -> None:
 
 def _answer(proposed: Proposed, applied: AppliedProposal) -> web.Response:
     puts = len(proposed.proposal.puts)
-    results: list[dict[str, Any]] = []
+    results: list[JsonObject] = []
     for index, stored in enumerate(applied.stored):
         resource = stored.resource
         outcome = "created" if stored.created else "changed" if stored.changed else "unchanged"

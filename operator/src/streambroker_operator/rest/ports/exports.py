@@ -130,7 +130,6 @@ async def _set(
             f"{export.key} would have {len(normalised)} properties, the limit is {MAX_PROPERTIES}.",
         )
     changed = replace(export, properties=normalised)
-    if touched is None:
-        return await write_resource(request, changed, (("properties",),), status=status)
-    paths = tuple(("properties", name) for name in touched)
+    every = (("properties",),)
+    paths = every if touched is None else tuple(("properties", name) for name in touched)
     return await write_resource(request, changed, paths, status=status)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from aiohttp import web
 
 from streambroker_core.model import Import
+from streambroker_core.wire.encoding.canonical import JsonValue
 from streambroker_core.wire.encoding.fields import Fields, json_type
 from streambroker_core.wire.manifests.ports import read_expression, read_streams, write_streams
 from streambroker_operator.errors import RequestError
@@ -62,7 +62,7 @@ async def put_subscription(request: web.Request) -> web.Response:
 async def get_streams(request: web.Request) -> web.Response:
     """Return an Import's subscription, or its streams by name."""
     import_ = require_resource(request, Import)
-    body: dict[str, Any] = {"applicationScope": import_.application_scope}
+    body: dict[str, JsonValue] = {"applicationScope": import_.application_scope}
     if import_.streams:
         body["streams"] = write_streams(import_.streams)
     else:

@@ -27,7 +27,7 @@ from streambroker_operator.rest.http.requests import (
 )
 from streambroker_operator.rest.http.responses import json_answer, written_answer
 from streambroker_operator.runtime.bodies import resource_body
-from streambroker_operator.storage.write_options import Touched
+from streambroker_operator.storage.write_options import OwnerReference, Touched
 
 MAX_OWNERS = 16
 """Maximum number of owner references of a resource."""
@@ -126,7 +126,7 @@ def _require_matched(request: web.Request, kind: Kind) -> Resource:
     return resource
 
 
-def parse_owners(body: Any) -> tuple[Mapping[str, Any], ...]:
+def parse_owners(body: Any) -> tuple[OwnerReference, ...]:
     """Return the owner references of a manifest; empty for a bare spec."""
     metadata = body.get("metadata") if isinstance(body, Mapping) and "apiVersion" in body else None
     if not isinstance(metadata, Mapping):

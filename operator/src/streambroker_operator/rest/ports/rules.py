@@ -22,6 +22,7 @@ from streambroker_operator.rest.http.requests import (
 )
 from streambroker_operator.rest.http.responses import json_answer, stored_answer
 from streambroker_operator.rest.ports.resources import check_namespace, parse_owners
+from streambroker_operator.runtime.bodies import ResourceBody
 from streambroker_operator.runtime.rules import rule_body
 from streambroker_operator.storage.backend import StoredRule
 
@@ -121,7 +122,7 @@ def _read(body: Any, key: RuleKey) -> Rule:
     return replace(read_rule_spec(body["spec"], key=key, path="spec"), name=document.name)
 
 
-def _rule_answer_body(request: web.Request, stored: StoredRule) -> dict[str, Any]:
+def _rule_answer_body(request: web.Request, stored: StoredRule) -> ResourceBody:
     runtime = request.app[RUNTIME]
     status = runtime.board.rules.status(stored.rule.uid)
     return rule_body(stored, status, runtime.rules.reported_status(stored.rule))
