@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.packer import ImportPacker, read_row_numbers
+from pe_agent.spark.worker import QUERY_ID, task_property
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.messages import BlockMetadata, Ticket
@@ -40,7 +40,7 @@ class SliceReader:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         self.ticket = slice_.value.copy()
-        self.ticket["query"] = current_query()
+        self.ticket["query"] = task_property(QUERY_ID)
         self.blocks = BlockReader(slice_.trust, options.reconnect, client)
         self._schema = to_arrow_schema(schema, timezone="UTC")
 
@@ -83,9 +83,3 @@ class SliceReader:
                 array = batch.column(column.name)
                 arrays.append(array if array.type == column.type else array.cast(column.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-
-
-def current_query() -> str | None:
-    """Return the id of the query that this task belongs to; None outside of a task."""
-    context = TaskContext.get()
-    return None if context is None else context.getLocalProperty("sql.streaming.queryId")
