@@ -133,5 +133,6 @@ def test_an_agent_that_was_killed_is_started_again_on_its_port_with_its_token(
         return answers and now is not None and now["pid"] != before["pid"]
 
     until(again, SECONDS, "an answer of another process")
-    now = read_address(tmp_path / "home") or {}
+    now = read_address(tmp_path / "home")
+    assert now is not None
     assert (now["location"], now["token"]) == (before["location"], before["token"])

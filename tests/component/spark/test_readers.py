@@ -211,7 +211,12 @@ def test_an_agent_that_is_killed_comes_back_and_nothing_is_lost(
     before = read_address(home)
     assert before is not None
     os.kill(before["pid"], signal.SIGKILL)
-    until(lambda: (read_address(home) or {}).get("pid") != before["pid"], SECONDS, "a new agent")
+
+    def is_new() -> bool:
+        address = read_address(home)
+        return address is None or address["pid"] != before["pid"]
+
+    until(is_new, SECONDS, "a new agent")
     feed.release(2)
     sink.await_rows(150)
 

@@ -66,7 +66,9 @@ def test_large_batches_pass_by_the_agent_and_survive_its_disk(
     (reader,) = exporter_status(exporter, "out")["readers"].values()
     assert reader["sentRows"] == ROWS
 
-    os.kill((read_address(home) or {})["pid"], signal.SIGKILL)
+    address = read_address(home)
+    assert address is not None
+    os.kill(address["pid"], signal.SIGKILL)
     shutil.rmtree(home / "log")
     (home / "state.sqlite").unlink()
     release(1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -18,6 +18,7 @@ from pe_agent.datasource.options import Options
 from pe_agent.datasource.sink import Staged, StreambrokerStreamWriter
 from pe_agent.datasource.slice_reader import Slice
 from pe_agent.datasource.source import StreambrokerStreamReader
+from pe_agent.transport.messages import Ticket
 from support.agents.agents import AgentProcess, Pair, Reading
 from support.agents.exports import rows
 
@@ -108,7 +109,7 @@ class Tasks:
         options = options_of(self.pair.importer, self.port, self.reconnect)
         reader = StreambrokerStreamReader(STRUCT, options)
         found: list[int] = []
-        for number, batch in enumerate(reader.read(Slice(ticket, options.trust()))):
+        for number, batch in enumerate(reader.read(Slice(cast(Ticket, ticket), options.trust()))):
             found += batch.column("n").to_pylist()
             arrived(number)
         return found

@@ -37,7 +37,6 @@ from pe_agent.aligned.file_ends import EndOfFile
 from pe_agent.aligned.runtime import progress_messages as notes
 from pe_agent.aligned.runtime.state_store import BucketState, GroupState
 from pe_agent.aligned.timeout_ticks import TickPlan
-from pe_agent.cep import metrics_reporter as figuring
 from pe_agent.log.commit import Committer
 from pe_agent.log.control_file import ControlFile
 from pe_agent.log.frames import Address, Kind
@@ -83,6 +82,7 @@ from streambroker_core.side import (
 )
 from streambroker_core.side.state.input_state import Tally
 from streambroker_core.side.state.waiting_rows import _StallCounts
+from streambroker_core.wire.agent_rpc.job import RulesMetrics
 from streambroker_core.wire.broker import agent_commands as command
 from streambroker_core.wire.broker import (
     capability,
@@ -556,7 +556,7 @@ FIELDS: Mapping[str, Any] = {
     "rule in a window, from task to driver": RuleMetrics,
     "window, from task to driver": WindowMetrics,
     "rule in a bucket, copied to that of a window": Metrics,
-    "request rules.figures": figuring._MetricsRequest,
+    "request rules.figures": RulesMetrics,
     "rule, from agent to broker": rule_figures.RuleMetricsReport,
     "rows that wait, from agent to broker": rule_figures.WatermarkWait,
     "state of a rule, from agent to broker": rule_reports.RuleStatus,

@@ -60,11 +60,12 @@ def test_settings_of_ports_are_checked_before_anything_is_declared() -> None:
         TypeError, match=r"publish\(\) got .* 'propertes'. Did you mean 'properties'"
     ):
         export_spec("publish", "out", cast(ExportSettings, {"propertes": {}}))
-    archive = {"maxAge": timedelta(days=7), "maxBytes": "1Ti"}
-    spec = export_spec("publish", "out", {"archive": archive})
+    spec = export_spec(
+        "publish", "out", {"archive": {"maxAge": timedelta(days=7), "maxBytes": "1Ti"}}
+    )
     assert spec["archive"] == {"maxAge": "7d", "maxBytes": "1Ti"}
     with pytest.raises(sb.ArgumentError, match=r"archive\.maxAge is \[7\], which is no duration"):
-        export_spec("publish", "out", {"archive": {"maxAge": [7]}})
+        export_spec("publish", "out", {"archive": {"maxAge": cast(Any, [7])}})
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pe_agent.agent.state.control_log import (
     READER_GRACE_SECONDS,
     ControlLog,
     ControlLogFullError,
+    EntryStatus,
     NotLoggedError,
     RequestDiffersError,
 )
@@ -33,7 +34,7 @@ from pathlib import Path
 package = types.ModuleType("pe_agent")  # the log alone: Spark's part starts slowly
 package.__path__ = [sys.argv[2]]
 sys.modules["pe_agent"] = package
-from pe_agent.agent.state.control_log import ControlLog
+from pe_agent.agent.state.control_log import EntryStatus, ControlLog
 from pe_agent.agent.state.store import Store
 
 log = ControlLog(Store(Path(sys.argv[1])), lambda: None)
@@ -63,7 +64,7 @@ class Bench:
         self.store.close()
         self.open()
 
-    def put(self, request: str, **what: Any) -> dict[str, Any]:
+    def put(self, request: str, **what: Any) -> EntryStatus:
         return self.log.append(request, {"type": "set", "payload": request, **what})
 
     def read(self, first: int, next_: int, id_: str | None = None, **how: bool) -> list[Any]:

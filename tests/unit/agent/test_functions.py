@@ -9,7 +9,7 @@ import pytest
 
 from pe_agent.functions import Known, Outcome
 from pe_agent.functions.typed_properties import as_properties
-from pe_agent.job.agent.view_cache import ViewCache
+from pe_agent.job.agent.view_cache import KnownPort, ViewCache
 from pe_agent.job.ports import Change
 from streambroker_core.errors import PropertyError
 
@@ -156,7 +156,8 @@ def memory(agent: Agent) -> ViewCache:
 
 
 def reported(memory: ViewCache, generation: int, uid: str = "u", **fields: Any) -> None:
-    memory.update_port("import", "trades", uid=uid, generation=generation, fields=fields)
+    known = cast(KnownPort, fields)
+    memory.update_port("import", "trades", uid=uid, generation=generation, fields=known)
 
 
 def test_nothing_is_known_before_anything_was_said(agent: Agent, memory: ViewCache) -> None:

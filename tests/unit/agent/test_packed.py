@@ -27,6 +27,7 @@ from pe_agent.datasource.packer import (
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.source import StreambrokerDataSource, StreambrokerStreamReader
 from pe_agent.datasource.unpacker import Unpacker, merge_tasks
+from pe_agent.transport.messages import Ticket
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.runtime.control_rows import to_batch
@@ -118,9 +119,9 @@ def test_control_of_a_stream_keeps_the_order_of_its_emission_also_at_one_place()
 
 
 def test_where_rows_are_taken_apart_each_task_has_the_immediate_tuples_between_its_rows() -> None:
-    control: dict[str, Any] = {"control": True, "stream": "s", "before": [0, 5]}
-    log: dict[str, Any] = {"control": True, "tuples": [], "part": 0}
-    slices: list[dict[str, Any]] = [
+    control: Ticket = {"control": True, "stream": "s", "before": [0, 5]}
+    log: Ticket = {"control": True, "tuples": [], "part": 0}
+    slices: list[Ticket] = [
         {"stream": "s", "before": [2, 7]},
         {"stream": "t", "before": [0]},
         control,

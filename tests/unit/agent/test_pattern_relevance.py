@@ -31,7 +31,9 @@ def relevance(*more: StructField) -> Any:
         columns=None,
         conditions={},
         match_functions={},
-        settings={"time": "event", "event_time": "t"},
+        event_time="t",
+        tie_break=None,
+        has_timeouts=True,
     )
     pattern = Pattern.begin("a").where('n == "A"').followed_by("b").where('n == "B"')
     rules, _ = RuleSet().apply_update([PatternProcessor(id="r", version=1, pattern=pattern)])

@@ -14,6 +14,7 @@ from pe_agent.agent.exports.stream.block_reader import BlockReader, LatestTimeRe
 from pe_agent.datasource.packer import ImportPacker, NotTimedError, Packing
 from pe_agent.datasource.pinned_rules import PinnedRulesFile
 from pe_agent.log import control_file
+from pe_agent.transport.messages import BlockMetadata, Ticket
 from streambroker.operators import AlignedError, ControlFile
 from streambroker_core.cep.operator import PatternRules
 from streambroker_core.cep.rules.push_down import TOO_LONG
@@ -162,26 +163,26 @@ def test_a_source_says_what_the_last_rules_need_and_brings_those_between_two_off
     file = ControlFile(tmp_path / "rules")
     send(file, 'n == "a"')
     pinned = PinnedRulesFile(str(file.path))
-    asked = to_json(pinned.position({}))
+    asked = to_json(pinned.position(None))
     assert asked == {"log": file.log, "next": 1, "relevant": 'n == "a"', "why": ""}
-    one = {"rules": {**asked, "own": None}}
+    one: Any = {**asked, "own": None}
     assert pinned.has_read_all(one)
-    assert not pinned.has_read_all({})
+    assert not pinned.has_read_all(None)
     send(file, None)
     assert not pinned.has_read_all(one)
     behind = pinned.position(one)
     assert pinned.is_last(behind.next)
-    two = {"rules": {**to_json(behind), "own": "k > 1"}}
-    assert (two["rules"]["relevant"], two["rules"]["why"]) == (None, "why")
+    two: Any = {**to_json(behind), "own": "k > 1"}
+    assert (two["relevant"], two["why"]) == (None, "why")
 
-    rows = [{"filter": "k > 1"}, {"filter": 'n == "a" && k > 1'}]
+    rows: list[Ticket] = [{"filter": "k > 1"}, {"filter": 'n == "a" && k > 1'}]
     plain, less, control = pinned.add_rule_slices(one, two, rows, "t")
     assert plain == rows[0]
     assert less == {**rows[1], "latest": {"column": "t", "filter": "k > 1"}}
     assert [at["seq"] for _, at in control["tuples"]] == [1]
-    *_, control = pinned.add_rule_slices({}, two, rows, None)
+    *_, control = pinned.add_rule_slices(None, two, rows, None)
     assert [at["seq"] for _, at in control["tuples"]] == [0, 1]
-    assert pinned.add_rule_slices({}, {}, rows, "t") == rows
+    assert pinned.add_rule_slices(None, None, rows, "t") == rows
     assert "latest" not in pinned.add_rule_slices(two, two, rows, None)[1]
 
 
@@ -191,7 +192,7 @@ def test_a_run_up_to_a_limit_has_the_rules_of_its_start(tmp_path: Path) -> None:
     pinned = PinnedRulesFile(str(file.path))
     pinned.freeze_end()
     send(file, 'n == "b"')
-    assert pinned.position({}).relevant == 'n == "a"'
+    assert pinned.position(None).relevant == 'n == "a"'
 
 
 @pytest.mark.parametrize("until_now", [False, True])
@@ -202,12 +203,13 @@ def test_many_rules_come_in_several_windows_and_rows_with_the_last_of_them(
     file = ControlFile(tmp_path / "rules")
     for number in range(5):
         send(file, f"k == {number}")
-    pinned, start, windows = PinnedRulesFile(str(file.path)), dict[str, Any](), []
+    pinned, windows = PinnedRulesFile(str(file.path)), []
+    start: Any = None
     if until_now:
         pinned.freeze_end()
     while not pinned.has_read_all(start):
         asked = pinned.position(start)
-        end = {"rules": {**to_json(asked), "own": None}}
+        end: Any = {**to_json(asked), "own": None}
         (control,) = pinned.add_rule_slices(start, end, [], None)
         seqs = [one["seq"] for _, one in control["tuples"]]
         windows.append((seqs, asked.relevant, pinned.is_last(asked.next)))
@@ -217,9 +219,7 @@ def test_many_rules_come_in_several_windows_and_rows_with_the_last_of_them(
         ([2, 3], "k == 3", False),
         ([4], "k == 4", True),
     ]
-    assert to_json(pinned.position(start)) == {
-        k: v for k, v in start["rules"].items() if k != "own"
-    }
+    assert to_json(pinned.position(start)) == {k: v for k, v in start.items() if k != "own"}
 
 
 def test_rules_without_rows_are_an_offset_that_moves(made: Bench) -> None:
@@ -236,7 +236,7 @@ def test_a_file_that_has_lost_rules_stops_the_batch(tmp_path: Path) -> None:
     send(file, None)
     pinned = PinnedRulesFile(str(file.path))
     with pytest.raises(AlignedError, match="planned 2"):
-        pinned.add_rule_slices({}, {"rules": {"log": file.log, "next": 2, "own": None}}, [], None)
+        pinned.add_rule_slices(None, {"log": file.log, "next": 2, "own": None}, [], None)
 
 
 # -- time of rows that are left out ----------------------------------------------------------------
@@ -292,12 +292,13 @@ def test_an_exporter_tells_the_time_of_rows_that_it_does_not_send(
 def test_time_is_that_of_all_rows_if_the_ticket_asks_for_it() -> None:
     packing = Packing(columns="n bigint, t timestamp", event_time="t")
     batch = pa.RecordBatch.from_pylist([{"n": 1, "t": 5}], schema=TIMED)
-    asked = {"part": 0, "before": [0], "latest": {"column": "t", "filter": None}}
-    for ticket, reported, time in (
+    asked: Ticket = {"part": 0, "before": [0], "latest": {"column": "t", "filter": None}}
+    cases: list[tuple[Ticket, BlockMetadata, int | None]] = [
         ({"part": 0, "before": [0]}, {"epoch": 1}, 5),
         (asked, {"epoch": 1, "latest": 9}, 9),
         (asked, {"epoch": 1, "latest": None}, None),
-    ):
+    ]
+    for ticket, reported, time in cases:
         packer = ImportPacker(packing, ticket)
         packer.note_time(batch, reported)
         (end,) = packer.finish()

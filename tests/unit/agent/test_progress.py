@@ -56,8 +56,9 @@ def test_progress_counts_over_all_logs_and_is_gone_at_the_end(home: Path, clock:
     one("a", 300, 300)
     clock.now += 1
     one("b", 60, 100)
-    assert read_progress(home) == {"stream": "b", "done": 360, "total": 450}
-    assert describe_progress(read_progress(home) or {}) == "80 % of 0 MiB"
+    progress = read_progress(home)
+    assert progress == {"stream": "b", "done": 360, "total": 450}
+    assert describe_progress(progress) == "80 % of 0 MiB"
     one.end()
     assert read_progress(home) is None
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, TypedDict
 
 import pyarrow as pa
 
@@ -41,6 +41,9 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.planner import MAX_READERS
 from streambroker_core.model import DEFAULT_NAMESPACE, PeKey
 
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
 log = logging.getLogger("pe_agent")
 
 ADDRESS_FILE = "agent.json"
@@ -48,6 +51,18 @@ DRIVER_AWAY_SECONDS = 5.0
 SHUTDOWN_SECONDS = 3.0
 STORAGE_VARIABLE = "STREAMBROKER_STORAGE"
 READERS_VARIABLE = "STREAMBROKER_MAX_READERS"
+
+
+class AgentAddress(TypedDict):
+    """Content of ``agent.json``; an agent of an earlier release wrote no ``clients``."""
+
+    pid: int
+    location: str
+    token: str
+    port: int
+    metrics: int | None
+    pe: str
+    clients: NotRequired[str]
 
 
 class HomeInUseError(StreambrokerError):
@@ -306,7 +321,7 @@ class AgentServer:
             return None
 
     def _write_address(self) -> None:
-        address = {
+        address: AgentAddress = {
             "pid": os.getpid(),
             "location": self.location,
             "token": self.token,
@@ -352,10 +367,10 @@ class AgentServer:
             os._exit(0)
 
 
-def read_address(home: Path) -> dict[str, Any] | None:
+def read_address(home: Path) -> AgentAddress | None:
     """Return the content of ``agent.json`` in a data directory, None if it is missing."""
     try:
-        address: dict[str, Any] = json.loads((home / ADDRESS_FILE).read_text())
+        address: AgentAddress = json.loads((home / ADDRESS_FILE).read_text())
     except (OSError, ValueError):
         return None
     return address
@@ -366,10 +381,11 @@ def _lock_home(home: Path) -> IO[str]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        address = read_address(home) or {}
+        address = read_address(home)
         file.close()
+        pid = None if address is None else address["pid"]
         raise HomeInUseError(
-            f"the data directory {home} is in use by another agent (process {address.get('pid')}):"
+            f"the data directory {home} is in use by another agent (process {pid}):"
             " one job and PE has one agent. Give this one another `data_dir`, or stop the other."
         ) from None
     return file

@@ -6,9 +6,9 @@ A union adds them to streams of rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FORMAT = "streambroker-control-file"
+_O = TypeVar("_O")
 
 
 def control_source_plan(
@@ -36,19 +37,19 @@ def control_source_plan(
     return StreamPlan(spark=spark, control_frames=(ControlFrame(frame=frame),))
 
 
-class ControlOffsets(Protocol):
+class ControlOffsets(Protocol[_O]):
     """Numbers the control tuples of a source; an offset is a JSON object in Spark's checkpoint."""
 
-    def first(self) -> dict[str, Any]:
+    def first(self) -> _O:
         """Return the offset before the first tuple."""
 
-    def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
+    def latest(self, start: _O) -> _O:
         """Return the end offset of the next window."""
 
     def freeze_end(self) -> None:
         """Limit reading to what there is now."""
 
-    def read(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[bytes]:
+    def read(self, start: _O, end: _O) -> list[bytes]:
         """Return the tuples between two offsets, as values of ``_control``."""
 
 
@@ -67,7 +68,7 @@ class ControlSource(DataSource, ABC):
         return f"{CONTROL} binary"
 
     @abstractmethod
-    def control_offsets(self) -> ControlOffsets:
+    def control_offsets(self) -> ControlOffsets[Any]:
         """Return the offsets that the options name."""
 
     def streamReader(self, schema: Any) -> ControlReader:  # noqa: N802 - Spark's name
@@ -79,25 +80,23 @@ class ControlSource(DataSource, ABC):
 class ControlReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads windows of control tuples; they are part of the task, so a task needs no file."""
 
-    def __init__(self, offsets: ControlOffsets) -> None:
+    def __init__(self, offsets: ControlOffsets[Any]) -> None:
         self._offsets = offsets
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the offset before the first tuple."""
-        return self._offsets.first()
+        return dict(self._offsets.first())
 
-    def latestOffset(  # noqa: N802 - Spark's name
-        self, start: Mapping[str, Any], limit: Any
-    ) -> dict[str, Any]:
+    def latestOffset(self, start: Any, limit: Any) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the end offset of the next window."""
         del limit
-        return self._offsets.latest(start)
+        return dict(self._offsets.latest(start))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Limit reading to what there is now."""
         self._offsets.freeze_end()
 
-    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+    def partitions(self, start: Any, end: Any) -> list[InputPartition]:
         """Return the tuples between two offsets."""
         tuples = self._offsets.read(start, end)
         return [InputPartition(tuples)] if tuples else []

@@ -14,7 +14,7 @@ from streambroker_core.errors import AlignedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
     from pe_agent.job.context import JobContext
 
@@ -254,5 +254,5 @@ def _union_rows(left: RowsFrame, right: RowsFrame) -> RowsFrame:
     return RowsFrame(frame=frames[0].unionByName(frames[1]), mixed=mixed, ranks=ranks)
 
 
-def _describe_columns(types: Mapping[str, Any]) -> str:
+def _describe_columns(types: Mapping[str, DataType]) -> str:
     return ", ".join(f"{name} {kind.simpleString()}" for name, kind in types.items())

@@ -40,7 +40,7 @@ from pe_agent.datasource.options import Options
 from pe_agent.datasource.schemas import spark_to_arrow
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.unpacker import Unpacker
-from pe_agent.job.publish import Sink
+from pe_agent.job.publish import Publication, Sink
 from pe_agent.spark.session import register_source
 from streambroker_core.control.runtime.packing import NO_BUCKET, RUNNING_BITS
 from streambroker_core.control.tuples import ControlTuple, Delivery
@@ -60,18 +60,18 @@ EmittedRow = tuple[str, int, int, int, bytes]
 
 def sink_for_outputs(
     frame: DataFrame,
-    exports: Mapping[str, tuple[str, StructType, Mapping[str, Any]]],
+    exports: Mapping[str, Publication],
 ) -> tuple[DataFrame, Sink]:
     """Return the frame of an operator's emitted rows, and the sink of some of its outputs.
 
-    ``exports`` contains port, columns and settings by output.
+    ``exports`` are by output.
 
     Raises:
         AlignedError: no output, or two outputs for one export.
     """
     from pyspark.sql import functions
 
-    ports = {output: port for output, (port, _, _) in exports.items()}
+    ports = {output: one.port for output, one in exports.items()}
     if not ports or len(set(ports.values())) < len(ports):
         raise AlignedError(
             f"publish_outputs is given {ports}: each output needs an export of its own."
@@ -81,14 +81,14 @@ def sink_for_outputs(
 
 
 def sink_for_rows(
-    rows: RowsFrame, control_frames: tuple[ControlFrame, ...], port: str, spec: Mapping[str, Any]
+    rows: RowsFrame, control_frames: tuple[ControlFrame, ...], export: Publication
 ) -> tuple[DataFrame, Sink]:
     """Return rows and all control of a stream as one frame, and its sink."""
     from pyspark.sql import functions
 
-    columns = rows.schema()
+    columns = export.columns
     if not rows.mixed and not control_frames:
-        return rows.frame.drop(SEQ), Sink(exports={port: (columns, spec)}, options={"export": port})
+        return rows.frame.drop(SEQ), Sink(exports=(export,), options={"export": export.port})
     frames = [rows.frame]
     if not rows.mixed:
         frames = [rows.frame.withColumn(CONTROL, functions.lit(None).cast("binary"))]
@@ -102,20 +102,18 @@ def sink_for_rows(
         )
         frames.append(one.with_positions().select(*user, place.alias(SEQ), CONTROL))
     frame = reduce(lambda low, high: low.unionByName(high), frames)
-    sink = replace(_build_sink(frame, {"": (port, columns, spec)}), sizing_schema=columns)
+    sink = replace(_build_sink(frame, {"": export}), sizing_schema=columns)
     return frame, sink
 
 
-def _build_sink(
-    frame: DataFrame, exports: Mapping[str, tuple[str, StructType, Mapping[str, Any]]]
-) -> Sink:
+def _build_sink(frame: DataFrame, exports: Mapping[str, Publication]) -> Sink:
     register_source(frame.sparkSession, OutputsSink)
     outputs = {
-        output: {"port": port, "columns": columns.jsonValue()}
-        for output, (port, columns, _) in exports.items()
+        output: {"port": one.port, "columns": one.columns.jsonValue()}
+        for output, one in exports.items()
     }
     return Sink(
-        exports={port: (columns, spec) for port, columns, spec in exports.values()},
+        exports=tuple(exports.values()),
         format=FORMAT,
         options={"outputs": json.dumps(outputs)},
     )
@@ -140,21 +138,14 @@ class OutputsSink(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """Return the writer of a batch."""
-        outputs: Mapping[str, Any] = json.loads(self.options["outputs"])
         options = {k: v for k, v in dict(self.options).items() if k.lower() != "outputs"}
-        columns = {
-            output: StructType.fromJson(output_spec["columns"])
-            for output, output_spec in outputs.items()
-        }
-        writers = {
-            output: StreambrokerStreamWriter(
-                columns[output],
-                Options.read({**options, "export": output_spec["port"]}, "export"),
-                overwrite,
-            )
-            for output, output_spec in outputs.items()
-        }
-        schemas = {output: spark_to_arrow(one) for output, one in columns.items()}
+        writers: dict[str, StreambrokerStreamWriter] = {}
+        schemas: dict[str, pa.Schema] = {}
+        for output, one in json.loads(self.options["outputs"]).items():
+            columns = StructType.fromJson(one["columns"])
+            settings = Options.read({**options, "export": one["port"]}, "export")
+            writers[output] = StreambrokerStreamWriter(columns, settings, overwrite)
+            schemas[output] = spark_to_arrow(columns)
         return OutputsWriter(writers, schemas, mixed=CONTROL in schema.names)
 
 

@@ -13,11 +13,10 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pe_agent.aligned.control_source import ControlSource, control_source_plan
 from pe_agent.aligned.plan import StreamPlan
@@ -94,6 +93,12 @@ class TickSource(ControlSource):
         return TickOffsets(TickPlan(seconds=seconds, due=due))
 
 
+class TickOffset(TypedDict):
+    """Offset of a source of ticks: the number of the last one, its time in milliseconds."""
+
+    tick: int
+
+
 class TickOffsets:
     """Emits one tuple for each micro-batch that has a tick."""
 
@@ -103,11 +108,11 @@ class TickOffsets:
         self._started_at = _now_millis()
         self._available_at: int | None = None
 
-    def first(self) -> dict[str, Any]:
+    def first(self) -> TickOffset:
         """Return the offset before any tick."""
         return {"tick": 0}
 
-    def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
+    def latest(self, start: TickOffset) -> TickOffset:
         """Return the offset of the next tick if it is due; a clock that was set back yields none.
 
         Each bucket needs one window before its due time is known. So the first tick ignores the
@@ -116,16 +121,16 @@ class TickOffsets:
         plan, last = self._read_plan(), start["tick"]
         now = _now_millis() if self._available_at is None else self._available_at
         if not plan.seconds or now < last + round(plan.seconds * 1000):
-            return dict(start)
+            return start
         if last >= self._started_at and (plan.due is None or plan.due > now * 1000):
-            return dict(start)
+            return start
         return {"tick": now}
 
     def freeze_end(self) -> None:
         """Allow one tick, and no more."""
         self._available_at = _now_millis()
 
-    def read(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[bytes]:
+    def read(self, start: TickOffset, end: TickOffset) -> list[bytes]:
         """Return the tick, if there is one."""
         if end == start:
             return []

@@ -9,11 +9,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
+from pe_agent.transport.agent_client import send
 from streambroker_core.cep.engine.metrics import RuleMetrics
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.agent_rpc.job import RulesMetrics
 from streambroker_core.wire.reports.rule_metrics import (
     MAX_REPORTED_RULES,
     WatermarkWait,
@@ -28,11 +30,6 @@ log = logging.getLogger("pe_agent.cep")
 MIN_REPORT_SECONDS = 2.0
 REPEAT_SECONDS = 20.0
 """Interval at which unchanged metrics are repeated: the agent may have been replaced."""
-
-
-class _MetricsRequest(NamedTuple):
-    rules: tuple[dict[str, Any], ...] = ()
-    waiting: dict[str, Any] | None = None
 
 
 class RuleMetricsReporter:
@@ -53,39 +50,33 @@ class RuleMetricsReporter:
         is_running: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._agent, self._operator, self._rules_log = agent, operator, rules_log
+        self._agent = agent
+        self._ended = RulesMetrics(operator=operator, log=rules_log)
         self._metrics, self._waiting = metrics, waiting
         self._errors, self._is_running = errors, is_running
         self._clock = clock
-        self._sent: _MetricsRequest | None = None
+        self._sent = self._ended
         self._sent_at = 0.0
 
     def beat(self) -> None:
         """Send metrics if they are due; called about twice a second."""
         now = self._clock()
-        request = self._build_request() if self._is_running() else _MetricsRequest()
+        request = self._build_request() if self._is_running() else self._ended
         if now < self._sent_at + self._min_interval(request):
             return
-        names = {"operator": self._operator, "log": self._rules_log}
         try:
-            self._agent().call("rules.figures", timeout=2.0, **names, **request._asdict())
+            send(self._agent(), request, timeout=2.0)
         except StreambrokerError as error:
             log.debug("metrics of rules are not accepted: %s", error)
             return
         self._sent, self._sent_at = request, now
 
-    def _min_interval(self, request: _MetricsRequest) -> float:
-        if request == (self._sent or _MetricsRequest()):
+    def _min_interval(self, request: RulesMetrics) -> float:
+        if request == self._sent:
             return REPEAT_SECONDS if request.rules else math.inf
-        return MIN_REPORT_SECONDS if request.rules and self._sent and self._sent.rules else 0.0
+        return MIN_REPORT_SECONDS if request.rules and self._sent.rules else 0.0
 
-    def _build_request(self) -> _MetricsRequest:
-        rules = tuple(self._rule_metrics())
-        fields = write_metrics(self._waiting(self._operator, self._rules_log))
-        waiting = {name: fields[name] for name in ("rows", "first", "watermark")}
-        return _MetricsRequest(rules, waiting) if rules else _MetricsRequest()
-
-    def _rule_metrics(self) -> list[dict[str, Any]]:
+    def _build_request(self) -> RulesMetrics:
         errors = self._errors()
         rules = []
         metrics = sorted(self._metrics(), key=lambda one: -one.nanoseconds)[:MAX_REPORTED_RULES]
@@ -93,4 +84,6 @@ class RuleMetricsReporter:
             fields = asdict(one)
             del fields["since"]
             rules.append({**fields, "errors": errors.get((one.rule, one.version), 0)})
-        return rules
+        fields = write_metrics(self._waiting(self._ended.operator, self._ended.log))
+        waiting = {name: fields[name] for name in ("rows", "first", "watermark")}
+        return replace(self._ended, rules=rules, waiting=waiting) if rules else self._ended

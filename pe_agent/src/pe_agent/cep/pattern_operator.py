@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 
 from pe_agent.cep.accumulators import AccumulatorValue
 from pe_agent.filters import compile_filter
+from pe_agent.spark.worker import QUERY_ID, task_property
 from streambroker_core.cep.engine.condition_masks import row_by_row
 from streambroker_core.cep.engine.metrics import WindowMetrics
 from streambroker_core.cep.operator import PatternOperator
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 
 def make_operator(
-    accumulator: Accumulator[AccumulatorValue], settings: Mapping[str, Any]
+    accumulator: Accumulator[AccumulatorValue], make: Callable[..., PatternOperator]
 ) -> PatternOperator:
-    """Return the operator of a window; called in Spark tasks."""
+    """Return the operator of a window; called in Spark tasks.
+
+    ``make`` is the class with its settings, but for what a task adds.
+    """
 
     def watch(window: WindowMetrics) -> None:
-        task = TaskContext.get()
-        query = None if task is None else task.getLocalProperty("sql.streaming.queryId")
-        accumulator.add([replace(window, query=query or "")])
+        accumulator.add([replace(window, query=task_property(QUERY_ID) or "")])
 
-    return PatternOperator(**settings, maker=_make_mask, watch=watch, clock=time.perf_counter_ns)
+    return make(maker=_make_mask, watch=watch, clock=time.perf_counter_ns)
 
 
 def _make_mask(expression: Expression, schema: pa.Schema) -> Any:

@@ -47,6 +47,7 @@ from streambroker_core.cep.operator import (
     RESULTS,
     TIMEOUTS,
     MatchFunction,
+    PatternOperator,
     PatternRules,
     copy_rows,
 )
@@ -211,8 +212,8 @@ def plan_match(
     relevance = prepared.relevance_function(copied) if push_down else None
     if relevance is not None:
         needed = relevance(rules)
-        filtered = {**prepared.settings, "relevant": needed.filter}
-        prepared = replace(prepared, plan=_filter_rows(prepared.plan, needed), settings=filtered)
+        filtered = _filter_rows(prepared.plan, needed)
+        prepared = replace(prepared, plan=filtered, relevant=needed.filter)
     prepared, ticks = prepared.with_ticks(timer)
     _set_tick_interval(ticks, rules)
     if (settings.get("output") or "typed") == "typed":
@@ -281,7 +282,11 @@ class _PatternInput:
     columns: pa.Schema
     conditions: dict[str, ConditionFunction]
     match_functions: dict[str, MatchFunction]
-    settings: dict[str, Any]
+    event_time: str | None
+    tie_break: str | None
+    has_timeouts: bool
+    results: pa.Schema | None = None
+    relevant: str | None = None
 
     @classmethod
     def from_arguments(
@@ -310,28 +315,20 @@ class _PatternInput:
         conditions = {
             one: what for one, what in by_name.items() if not isinstance(what, MatchFunction)
         }
-        settings = {
-            "key": chosen,
-            "time": "processing" if event_time is None else "event",
-            "event_time": event_time,
-            "tie_break": tie_break,
-            "functions": conditions,
-            "match_functions": matched,
-            "results": None,
-            "timeouts": given.get("timeouts", True),
-        }
         return cls(
             plan=replace(source, key=()),
             key=chosen,
             columns=schema,
             conditions=conditions,
             match_functions=matched,
-            settings=settings,
+            event_time=event_time,
+            tie_break=tie_break,
+            has_timeouts=given.get("timeouts", True),
         )
 
     def with_ticks(self, enabled: bool) -> tuple[_PatternInput, TickFile | None]:
         """Return it with a source of ticks if time is processing time; without a plan none tick."""
-        if not enabled or self.settings["time"] != "processing":
+        if not enabled or self.event_time is not None:
             return self, None
         ticks = TickFile(SparkFiles.getRootDirectory())
         plan = self.plan.union(tick_source_plan(self.plan.spark, ticks))
@@ -344,8 +341,7 @@ class _PatternInput:
         named = key if self.has_column_key() else ()
         results = typed_results(self.columns, key=named, stages=stages)
         # As Spark passes it on, so that no batch is converted.
-        results = spark_to_arrow(as_spark_schema(results))
-        return replace(self, settings={**self.settings, "results": results})
+        return replace(self, results=spark_to_arrow(as_spark_schema(results)))
 
     def has_column_key(self) -> bool:
         return all(part in self.columns.names for part in self.key)
@@ -365,11 +361,11 @@ class _PatternInput:
         self, copied_keys: Collection[Selector]
     ) -> Callable[[RuleSet], Relevance]:
         why = ""
-        if self.settings["time"] != "event" or self.plan.event_time is None:
+        if self.event_time is None or self.plan.event_time is None:
             why = "without a watermark any row of a bucket may end windows"
         elif copied_keys:
             why = "rows are copied for the keys of rules, and their time is read after that"
-        elif self.plan.event_time[0] != self.settings["event_time"]:
+        elif self.plan.event_time[0] != self.event_time:
             why = "the event time is not the column of the watermark"
         if why:
             return lambda _: Relevance(why=why)
@@ -404,17 +400,29 @@ class _PatternInput:
         accumulator: Accumulator[AccumulatorValue] = plan.spark.sparkContext.accumulator(
             rules.tally, MetricsAccumulator()
         )
-        results = self.settings["results"] or RESULTS
-        settings = {**self.settings, "copied": bool(copied_keys)}
-        if fixed_rules is not None:
-            settings |= {"rules": fixed_rules, "fixed": True}
+        results = self.results or RESULTS
+        make = partial(
+            PatternOperator,
+            key=self.key,
+            time="processing" if self.event_time is None else "event",
+            event_time=self.event_time,
+            tie_break=self.tie_break,
+            functions=self.conditions,
+            match_functions=self.match_functions,
+            results=self.results,
+            timeouts=self.has_timeouts,
+            copied=bool(copied_keys),
+            relevant=self.relevant,
+            rules=fixed_rules,
+            fixed=fixed_rules is not None,
+        )
         return plan_operator(
-            partial(make_operator, accumulator, settings),
+            partial(make_operator, accumulator, make),
             plan,
             name=name,
             schemas={
                 MATCHES: results,
-                **({TIMEOUTS: results} if self.settings["timeouts"] else {}),
+                **({TIMEOUTS: results} if self.has_timeouts else {}),
                 LATE: rows,
                 ERRORS: FAILURES,
                 **{

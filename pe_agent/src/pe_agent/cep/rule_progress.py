@@ -58,7 +58,7 @@ class RuleReport:
 
     def document(self) -> dict[str, Any]:
         """Return the report as JSON-like data, the same for equal reports."""
-        progress = self.progress
+        progress = self.progress or Progress(rule=self.rule, version=0)
         return {
             "id": self.rule,
             "version": self.version,
@@ -67,11 +67,11 @@ class RuleReport:
             "refused": self.refused,
             "reason": self.reason,
             "message": self.message,
-            "since": None if progress is None else progress.since,
-            "buckets": 0 if progress is None else progress.buckets,
-            "of": 0 if progress is None else progress.of,
-            "matches": 0 if progress is None else progress.matches,
-            "errors": 0 if progress is None else progress.errors,
+            "since": progress.since,
+            "buckets": progress.buckets,
+            "of": progress.of,
+            "matches": progress.matches,
+            "errors": progress.errors,
         }
 
 

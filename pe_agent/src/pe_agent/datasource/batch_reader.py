@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -17,6 +17,7 @@ from pe_agent.datasource.slice_reader import Slice, SliceReader
 from pe_agent.spark.worker import freeze_modules
 from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
+from pe_agent.transport.messages import Ticket
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire.agent_rpc.reader import ReaderDone, ReaderSnapshot
 
@@ -69,7 +70,7 @@ class StreambrokerBatchReader(DataSourceReader):
         for stream, parts in answer.lost.items():
             log.warning("continuing without epochs %s of stream %s", parts, stream)
         shown = trust.snapshot()  # executors need not have the file
-        return [Slice(ticket, shown) for ticket in answer.slices]
+        return [Slice(cast(Ticket, ticket), shown) for ticket in answer.slices]
 
     def _away_error(self, error: StreambrokerError) -> AgentUnreachableError:
         port, seconds = self._options.port, self._options.reconnect
@@ -102,12 +103,9 @@ class StreambrokerBatchReader(DataSourceReader):
                 yield from reader.read_rows()
             except AgentRefusedError as error:
                 raise self._ended_error(error) from None
-            _report_done(client, partition.value)
+            done = ReaderDone(reader=partition.value["reader"], slice=partition.value["slice"])
+            try:
+                send(client, done)
+            except StreambrokerError as error:
+                log.info("the plan of a batch read lasts until its lease ends: %s", error)
         freeze_modules("read")
-
-
-def _report_done(client: AgentClient, ticket: dict[str, Any]) -> None:
-    try:
-        send(client, ReaderDone(reader=ticket["reader"], slice=ticket["slice"]))
-    except StreambrokerError as error:
-        log.info("the plan of a batch read lasts until its lease ends: %s", error)

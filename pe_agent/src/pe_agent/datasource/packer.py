@@ -10,14 +10,15 @@ With ``control``, ``read()`` returns core's packed row schema:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pe_agent.transport.messages import BlockMetadata, Ticket
 from streambroker_core.control.operators.operator import Input, OperatorError
 from streambroker_core.control.runtime.buckets import Layout, make_layout
 from streambroker_core.control.runtime.control_rows import PositionedControl, from_batch
@@ -135,11 +136,11 @@ def _split_names(key: str) -> tuple[str, ...]:
 class ImportPacker:
     """Packs the rows that one task reads of one slice."""
 
-    def __init__(self, packing: Packing, ticket: Mapping[str, Any]) -> None:
+    def __init__(self, packing: Packing, ticket: Ticket) -> None:
         self._packing = packing
-        self._stream_number = int(ticket["part"])
+        self._stream_number = ticket["part"]
         self._rows_before: Sequence[int] = ticket["before"]
-        self._slot_bits = slot_bits(int(ticket.get("rows", UNKNOWN_ROWS)))
+        self._slot_bits = slot_bits(ticket.get("rows", UNKNOWN_ROWS))
         self._has_latest = "latest" in ticket
         self._row_packer: RowPacker | None = None
         self._latest: int | None = None
@@ -161,7 +162,7 @@ class ImportPacker:
         )
         yield from self._row_packer.add(batch, space_positions(seq, self._slot_bits))
 
-    def note_time(self, batch: pa.RecordBatch, metadata: Mapping[str, Any]) -> None:
+    def note_time(self, batch: pa.RecordBatch, metadata: BlockMetadata) -> None:
         """Record the largest event time of a block.
 
         If rules leave out rows, the metadata has to contain it, because all rows advance the time.
@@ -173,7 +174,7 @@ class ImportPacker:
         if name is None:
             return
         if not self._has_latest:
-            latest = pc.max(batch.column(name)).cast(pa.timestamp("us", "UTC")).value
+            latest: int | None = pc.max(batch.column(name)).cast(pa.timestamp("us", "UTC")).value
         elif "latest" in metadata:
             latest = metadata["latest"]
         else:
@@ -235,7 +236,7 @@ class ImportPacker:
         yield pack_watermark(self._latest)
 
 
-def link_control_slices(slices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def link_control_slices(slices: Sequence[Ticket]) -> list[Ticket]:
     """Return the slices; those with rows refer to the control slice of their stream."""
     control_slices = {
         one["stream"]: one for one in slices if one.get("control") and "stream" in one

@@ -8,13 +8,22 @@ position together, so both belong to the same offset.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-from pe_agent.log.control_file import ControlFileOffsets
+from pe_agent.log.control_file import ControlFileOffsets, FileOffset
 from pe_agent.log.line_tail import Lines
+from pe_agent.transport.messages import Ticket
 from streambroker_core.wire.agent_rpc.reader import RulesPosition
+
+
+class PinnedRules(TypedDict):
+    """Position in the file that an offset pins, and the Import's own filter."""
+
+    log: str
+    next: int
+    own: str | None
 
 
 class PinnedRulesFile:
@@ -29,12 +38,12 @@ class PinnedRulesFile:
         """Limit reading to the current end of the file."""
         self._file.freeze_end()
 
-    def position(self, start: Mapping[str, Any]) -> RulesPosition:
-        """Return the position behind the rules of a batch that begins at ``start``.
+    def position(self, start: PinnedRules | None) -> RulesPosition:
+        """Return the position behind the rules of a batch whose start offset pins ``start``.
 
         A window takes a limited number of tuples of a control file.
         """
-        at = self._file.latest(start.get("rules") or {"next": 0})
+        at = self._file.latest({"next": 0} if start is None else _file_offset(start))
         if self._pinned is None or at["next"] != self._pinned.next:
             relevant, why = self._last_relevant(at["next"])
             self._pinned = RulesPosition(log=at["log"], next=at["next"], relevant=relevant, why=why)
@@ -50,33 +59,34 @@ class PinnedRulesFile:
 
     def is_last(self, next_: int) -> bool:
         """Return whether the file has no rules behind a position."""
-        last: int = self._file.latest({})["next"]
-        return next_ == last
+        return next_ == self._file.count()
 
-    def has_read_all(self, start: Mapping[str, Any]) -> bool:
+    def has_read_all(self, pinned: PinnedRules | None) -> bool:
         """Return whether an offset includes all rules in the file."""
-        pinned = start.get("rules")
         return pinned is not None and self.is_last(pinned["next"])
 
     def add_rule_slices(
         self,
-        start: Mapping[str, Any],
-        end: Mapping[str, Any],
-        tickets: Sequence[dict[str, Any]],
+        start: PinnedRules | None,
+        end: PinnedRules | None,
+        tickets: Sequence[Ticket],
         event_time: str | None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[Ticket]:
         """Return the slices of a batch, with one that has its rules, from start to end offset."""
-        pinned = end.get("rules")
-        if pinned is None:
+        if end is None:
             return list(tickets)
-        slices = [dict(one) for one in tickets]
+        slices = [one.copy() for one in tickets]
         for one in slices:
-            if event_time is not None and one["filter"] != pinned["own"]:
-                one["latest"] = {"column": event_time, "filter": pinned["own"]}
-        before = start.get("rules") or {"log": pinned["log"], "next": 0}
-        if lines := self._file.read(before, pinned):
+            if event_time is not None and one["filter"] != end["own"]:
+                one["latest"] = {"column": event_time, "filter": end["own"]}
+        before = start or PinnedRules(log=end["log"], next=0, own=None)
+        if lines := self._file.read(_file_offset(before), _file_offset(end)):
             tuples = [[0, json.loads(line)] for line in lines]
             slices.append(
                 {"control": True, "tuples": tuples, "part": 0, "before": [0], "filter": None}
             )
         return slices
+
+
+def _file_offset(pinned: PinnedRules) -> FileOffset:
+    return {"log": pinned["log"], "next": pinned["next"]}

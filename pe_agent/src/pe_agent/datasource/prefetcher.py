@@ -24,19 +24,19 @@ class Prefetcher:
     than that, as with a trigger of some seconds, has to ask the agent itself.
     """
 
-    def __init__(self, fetch: Callable[[dict[str, Any]], NextOffset]) -> None:
+    def __init__(self, fetch: Callable[[Any], NextOffset]) -> None:
         self._fetch = fetch
-        self._pending_start: dict[str, Any] | None = None
+        self._pending_start: object = None
         self._done = threading.Event()
         self._answer: NextOffset | StreambrokerError | None = None
         self._answered_at = 0.0
-        self._last_empty: tuple[dict[str, Any], float] | None = None
+        self._last_empty: tuple[object, float] | None = None
 
-    def note_empty(self, start: dict[str, Any]) -> None:
+    def note_empty(self, start: object) -> None:
         """Record that nothing follows ``start`` at this moment."""
         self._last_empty = (start, time.monotonic())
 
-    def poll(self, start: dict[str, Any], seconds: float) -> NextOffset | None:
+    def poll(self, start: object, seconds: float) -> NextOffset | None:
         """Return what follows ``start``; None if the caller has to ask the agent itself.
 
         Without a response after ``seconds``, nothing new is reported. Raises the error of the call.
@@ -61,7 +61,7 @@ class Prefetcher:
             self.note_empty(start)
         return answer
 
-    def _run(self, start: dict[str, Any], done: threading.Event) -> None:
+    def _run(self, start: object, done: threading.Event) -> None:
         try:
             answer: NextOffset | StreambrokerError | None = self._fetch(start)
         except StreambrokerError as error:

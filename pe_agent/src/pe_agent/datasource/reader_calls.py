@@ -88,7 +88,7 @@ class ReaderCalls:
             aside=aside,
         )
         if self._rules_file is not None:
-            rules = self._rules_file.position(start)
+            rules = self._rules_file.position(start.get("rules"))
             # Until the last rules are read, no rows are requested.
             limit = self.limit if self._rules_file.is_last(rules.next) else {}
             request = replace(request, rules=rules, limit=limit)

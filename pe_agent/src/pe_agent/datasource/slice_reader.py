@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.packer import ImportPacker, read_row_numbers
+from pe_agent.spark.worker import QUERY_ID, task_property
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentTrust
+from pe_agent.transport.messages import BlockMetadata, Ticket
 from pe_agent.transport.rows.block_reader import BlockReader
 from streambroker_core.control.runtime.control_rows import to_batch
 from streambroker_core.control.tuples.epoch_control import parse_indexed
-from streambroker_core.ledger.offset import Offset, ranges
 
 
 class Slice(InputPartition):
     """Blocks of planned epochs for one task: the ticket, and the TLS trust for its agent."""
 
-    def __init__(self, ticket: dict[str, Any], trust: AgentTrust) -> None:
+    def __init__(self, ticket: Ticket, trust: AgentTrust) -> None:
         self.value = ticket
         self.trust = trust
 
@@ -40,7 +39,8 @@ class SliceReader:
     ) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        self.ticket: dict[str, Any] = {**slice_.value, "query": current_query()}
+        self.ticket = slice_.value.copy()
+        self.ticket["query"] = task_property(QUERY_ID)
         self.blocks = BlockReader(slice_.trust, options.reconnect, client)
         self._schema = to_arrow_schema(schema, timezone="UTC")
 
@@ -61,7 +61,7 @@ class SliceReader:
             if "marks" in ticket:
                 marks = {**ticket["marks"], "query": ticket["query"]}
                 control = [batch for batch, _ in self.blocks.read(marks)]
-                yield from packer.pack_immediate(marks["before"], control)
+                yield from packer.pack_immediate(ticket["marks"]["before"], control)
             for number, (batch, meta) in enumerate(self.blocks.read(ticket)):
                 packer.note_time(batch, meta)
                 if batch.num_rows:
@@ -69,36 +69,17 @@ class SliceReader:
                     yield from packer.pack_rows(self._cast_batch(batch, meta), number, row_numbers)
         yield from packer.finish()
 
-    def _cast_batch(self, batch: pa.RecordBatch, meta: dict[str, Any]) -> pa.RecordBatch:
+    def _cast_batch(self, batch: pa.RecordBatch, meta: BlockMetadata) -> pa.RecordBatch:
         if batch.schema.equals(self._schema):
             return batch
         arrays = []
         for column in self._schema:
             if column.name == "_source":
-                source = build_source_column(column.type, batch.num_rows, self.ticket, meta)
-                arrays.append(source)
+                _, job, _, port = self.ticket["export"].split("/")
+                stream, epoch = self.ticket["stream"], meta["epoch"]
+                source = {"job": job, "port": port, "stream": stream, "epoch": epoch}
+                arrays.append(pa.array([source] * batch.num_rows, column.type))
             else:
                 array = batch.column(column.name)
                 arrays.append(array if array.type == column.type else array.cast(column.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-
-
-def current_query() -> str | None:
-    """Return the id of the query that this task belongs to; None outside of a task."""
-    context = TaskContext.get()
-    return None if context is None else context.getLocalProperty("sql.streaming.queryId")
-
-
-def build_source_column(
-    type_: pa.DataType, rows: int, ticket: dict[str, Any], meta: dict[str, Any]
-) -> pa.Array:
-    """Return the `_source` column."""
-    _, job, _, port = ticket["export"].split("/")
-    value = {"job": job, "port": port, "stream": ticket["stream"], "epoch": meta["epoch"]}
-    return pa.array([value] * rows, type=type_)
-
-
-def describe_planned(start: dict[str, Any], end: dict[str, Any]) -> str:
-    """Return the epochs that a batch reads, as text for messages."""
-    planned = ranges(Offset.decode(start), Offset.decode(end))
-    return ", ".join(f"epochs {f} to {n - 1} of stream {s}" for s, (f, n) in planned.items())

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pe_agent.datasource.packer import PACKED_DDL
+from pe_agent.spark.worker import task_property
 from streambroker_core.control.operators.operator import OperatorError
 
 SLOT = "slot"
@@ -90,10 +91,7 @@ def _rotate(value: int, bits: int) -> int:
 
 
 def _count_partitions() -> int:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    partitions = None if context is None else context.getLocalProperty(PARTITIONS_PROPERTY)
+    partitions = task_property(PARTITIONS_PROPERTY)
     if partitions is None:
         raise OperatorError(
             f"the task has no {PARTITIONS_PROPERTY}: aligned operators run in streaming queries"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -42,13 +42,14 @@ from pe_agent.datasource.pinned_rules import PinnedRulesFile
 from pe_agent.datasource.prefetcher import Prefetcher
 from pe_agent.datasource.reader_calls import HEADS_WAIT, ReaderCalls
 from pe_agent.datasource.sink import StreambrokerStreamWriter
-from pe_agent.datasource.slice_reader import Slice, SliceReader, describe_planned
+from pe_agent.datasource.slice_reader import Slice, SliceReader
 from pe_agent.datasource.slots import add_slots, packed_ddl
 from pe_agent.spark.worker import freeze_modules
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
+from pe_agent.transport.messages import Ticket
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.offset import Offset
+from streambroker_core.ledger.offset import Offset, ranges
 from streambroker_core.wire.agent_rpc.reader import NextOffset
 
 log = logging.getLogger("pe_agent")
@@ -154,11 +155,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._prefetcher = Prefetcher(self._prefetch)
         self._is_away_logged = False
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_schema": self._schema, "_options": self._options}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_schema"], state["_options"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[StreambrokerStreamReader], tuple[StructType, Options]]:
+        return StreambrokerStreamReader, (self._schema, self._options)
 
     # -- driver side -------------------------------------------------------------------------
 
@@ -231,7 +229,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         try:
             answer = None
             if not self._may_wait and (
-                self._rules_file is None or self._rules_file.has_read_all(start)
+                self._rules_file is None or self._rules_file.has_read_all(start.get("rules"))
             ):
                 answer = self._prefetcher.poll(start, self._options.poll_wait)
             if answer is None:
@@ -321,26 +319,30 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 trust = self._trust.snapshot()  # executors need not have the file
                 if answer.slices:
                     self._check_columns(end)
-                slices = list(answer.slices)
+                slices = [cast(Ticket, one) for one in answer.slices]
                 packing = self._options.packing
                 if packing is not None and packing.unpacks_rows:
                     slices = link_control_slices(slices)
                 if self._rules_file is not None and packing is not None:
                     slices = self._rules_file.add_rule_slices(
-                        start, end, slices, packing.event_time
+                        start.get("rules"), end.get("rules"), slices, packing.event_time
                     )
                 return [Slice(ticket, trust) for ticket in slices]
             except StreambrokerError as error:
                 if error.code not in ("AgentUnreachable", "PlanRefused"):
                     raise
                 if late:
-                    raise self._not_planned_error(error, describe_planned(start, end)) from None
+                    planned = ranges(Offset.decode(start), Offset.decode(end))
+                    raise self._not_planned_error(error, planned) from None
                 time.sleep(0.2)
 
-    def _not_planned_error(self, error: StreambrokerError, epochs_text: str) -> StreambrokerError:
+    def _not_planned_error(
+        self, error: StreambrokerError, planned: Mapping[str, tuple[int, int]]
+    ) -> StreambrokerError:
+        epochs = [f"epochs {f} to {n - 1} of stream {s}" for s, (f, n) in planned.items()]
         why = (
             f"import {self._options.port} cannot read its planned epochs for"
-            f" {self._options.reconnect:.0f} s: {error} It still has to read {epochs_text}."
+            f" {self._options.reconnect:.0f} s: {error} It still has to read {', '.join(epochs)}."
             " Nothing was skipped; start the query again when"
         )
         if error.code == "PlanRefused":

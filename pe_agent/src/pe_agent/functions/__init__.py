@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from pe_agent.functions.typed_properties import as_properties
+from pe_agent.job.agent.view_cache import KnownPort
 from pe_agent.job.applied import NotAppliedError
 from pe_agent.job.arguments import ArgumentError, seconds
 from pe_agent.job.context import Job
@@ -40,6 +41,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.matching import canonical_filter
 from streambroker_core.model import is_port_name
 from streambroker_core.model.durations import Duration
+from streambroker_core.model.properties import Value
 
 DONE, NO_PORT, INVALID, UNKNOWN = 0, 1, 2, 3
 PROGRAMMED = "programmed"
@@ -218,7 +220,7 @@ def get_import_streams(pe: Job, port: str) -> Known[list[dict[str, str]]]:
         Code 0; 1 also for an import by subscription; 3 with the last known ones.
     """
 
-    def read(body: Mapping[str, Any]) -> dict[str, Any]:
+    def read(body: Mapping[str, Any]) -> KnownPort:
         if body.get("subscription") is not None:
             raise WrongKindError(409, {"detail": f"{port} imports by subscription, not by name."})
         return {"streams": body.get("streams", []), "subscription": None}
@@ -257,7 +259,7 @@ def set_export_properties(
     return _set(ExportPort, pe, port, change, wait, timeout)
 
 
-def get_export_properties(pe: Job, port: str) -> Known[dict[str, Any]]:
+def get_export_properties(pe: Job, port: str) -> Known[dict[str, Value]]:
     """Return all properties of an export.
 
     Returns:
@@ -342,8 +344,8 @@ def _code_for(error: Exception) -> int:
 def _get(
     port: PortClient,
     subresource: str,
-    parse_fields: Callable[[Any], Mapping[str, Any]],
-    pick_value: Callable[[Mapping[str, Any]], _T],
+    parse_fields: Callable[[Any], KnownPort],
+    pick_value: Callable[[KnownPort], _T],
 ) -> Known[_T]:
     """Return a part of a port from the broker, or else from the cached view."""
     if not _is_name(port.name):
@@ -356,7 +358,7 @@ def _get(
         return Known(_cached_value(port, pick_value), UNKNOWN, stale=True, message=str(error))
 
 
-def _cached_value(port: PortClient, pick_value: Callable[[Mapping[str, Any]], _T]) -> _T | None:
+def _cached_value(port: PortClient, pick_value: Callable[[KnownPort], _T]) -> _T | None:
     known = port.cached_port()
     try:
         return None if known is None else pick_value(known)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pe_agent.job.agent.view_cache import KnownPort
 from pe_agent.job.context import JobContext
 from pe_agent.transport.agent_client import send
 from pe_agent.transport.broker_client import BrokerAnswer, pe_path
@@ -36,17 +37,15 @@ class PortClient:
         self._deadline = deadline
         self._path = f"{pe_path(job.key.job, job.key.pe)}/{kind}/{name}"
 
-    def cached_port(self) -> dict[str, Any] | None:
+    def cached_port(self) -> KnownPort | None:
         """Return the port from the cache of this program; never raises."""
         return self._job.view_cache.port(self.kind, self.name)
 
-    def port_in_view(self) -> dict[str, Any] | None:
+    def port_in_view(self) -> KnownPort | None:
         """Return the port from the agent's view; never raises."""
         return self._job.view_cache.port_in_view(self.kind, self.name)
 
-    def get(
-        self, subresource: str, parse_fields: Callable[[Any], Mapping[str, Any]]
-    ) -> Mapping[str, Any]:
+    def get(self, subresource: str, parse_fields: Callable[[Any], KnownPort]) -> KnownPort:
         """Return a part of the port from the broker, as ``parse_fields`` parses it.
 
         Raises:
@@ -64,7 +63,7 @@ class PortClient:
         self,
         subresource: str,
         body: Any,
-        fields: Mapping[str, Any],
+        fields: KnownPort,
         *,
         headers: Mapping[str, str] | None = None,
     ) -> Mapping[str, Any]:
@@ -88,7 +87,7 @@ class PortClient:
         self._cache(uid, result["generation"], fields)
         return result
 
-    def _cache(self, uid: str, generation: int, fields: Mapping[str, Any]) -> None:
+    def _cache(self, uid: str, generation: int, fields: KnownPort) -> None:
         self._job.view_cache.update_port(
             self.kind, self.name, uid=uid, generation=generation, fields=fields
         )

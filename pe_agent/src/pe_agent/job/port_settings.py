@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from pe_agent.job.arguments import (
     ArgumentError,
@@ -21,6 +22,10 @@ from streambroker_core.expression import parse
 from streambroker_core.model.properties import normalise
 from streambroker_core.wire.encoding.quantity import format_duration
 
+Property: TypeAlias = "str | float | Sequence[str | float]"
+"""Value of a property: text, a number, a boolean, or a list of one of these."""
+Limit: TypeAlias = "str | float | timedelta | None"
+"""A size or a time of a buffer or an archive."""
 _LIMIT_TIMES = ("maxAge", "grace", "waitLimit")
 
 
@@ -38,12 +43,12 @@ class ExportSettings(TypedDict, total=False):
     """
 
     stream_id: str | None
-    properties: Mapping[str, Any] | None
+    properties: Mapping[str, Property] | None
     allow_filter: bool | None
     congestion_policy: Congestion | str | None
-    buffer: Mapping[str, Any] | None
+    buffer: Mapping[str, Limit] | None
     durability: str | None
-    archive: Mapping[str, Any] | None
+    archive: Mapping[str, Limit] | None
 
 
 def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, Any]:
@@ -80,19 +85,14 @@ def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, A
     return spec
 
 
-def _limits(setting: str, limits: Mapping[str, Any]) -> dict[str, Any]:
-    """Return limits of a buffer or an archive with numbers and timedeltas as text."""
-    return {
-        name: _duration_text(value, f"{setting}.{name}")
-        if name in _LIMIT_TIMES and not isinstance(value, str | None)
-        else value
-        for name, value in limits.items()
-    }
-
-
-def _duration_text(value: Any, name: str) -> str:
-    length = seconds(value, name)
-    return format_duration(length) if math.isfinite(length) else f"{length}s"
+def _limits(setting: str, limits: Mapping[str, Limit]) -> dict[str, Limit]:
+    """Return limits of a buffer or an archive; times are texts."""
+    texts: dict[str, Limit] = {}
+    for name, value in limits.items():
+        if name in _LIMIT_TIMES and not isinstance(value, str | None):
+            length = seconds(value, f"{setting}.{name}")
+            texts[name] = format_duration(length) if math.isfinite(length) else f"{length}s"
+    return {**limits, **texts}
 
 
 def import_spec(port: str, subscription: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pe_agent.datasource.options import SOURCE_FIELD, fetch_schema
 from pe_agent.datasource.schemas import Columns, as_ddl
+from pe_agent.job.agent.view_cache import KnownPort
 from pe_agent.job.applied import wait_applied
 from pe_agent.job.arguments import Congestion, StartAt, check_choice, check_start
 from pe_agent.job.context import JobContext
 from pe_agent.job.port_client import PortClient
+from pe_agent.job.port_settings import Property
 from pe_agent.job.send_control import SentControl, build_request, send_to_importers
 from pe_agent.job.statuses import Route
 from pe_agent.spark.session import active_session
@@ -32,7 +34,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
 from streambroker_core.matching import canonical_filter
 from streambroker_core.model.durations import Duration
-from streambroker_core.model.properties import normalise
+from streambroker_core.model.properties import Value, normalise
 from streambroker_core.wire.agent_rpc.job import GetStatus, GetView
 from streambroker_core.wire.agent_rpc.publisher import PublisherFinish
 from streambroker_core.wire.encoding.status import attribute_table, row_table
@@ -159,7 +161,7 @@ class _Port(ABC):
 
     def _repr_html_(self) -> str:
         """Return what is known of the port and its routes, for notebooks; sends no request."""
-        known = self._client.cached_port() or {}
+        known: Any = self._client.cached_port() or {}
         shown = {name: known[name] for name in _SHOWN_FIELDS if known.get(name)}
         rows = [(one.peer, one.filter, one.policy) for one in self.routes]
         title = f"{type(self).__name__} {self._job.key}/{self.name}"
@@ -239,7 +241,7 @@ class _Port(ABC):
         self,
         subresource: str,
         body: Any,
-        fields: Mapping[str, Any],
+        fields: KnownPort,
         headers: Mapping[str, str] | None = None,
     ) -> Change:
         answer = self._client.put(subresource, body, fields, headers=headers)
@@ -300,7 +302,7 @@ class ImportPort(_Port):
         part = "subscription" if keep_kind else "streams"
         with mark_expression_errors(body):
             parse(subscription, "subscription")
-            return self._put(part, body, {**body, "streams": []})
+            return self._put(part, body, {"subscription": subscription, "streams": []})
 
     def set_streams(self, streams: Sequence[Mapping[str, str]]) -> Change:
         """Import by these names instead; filter and scope stay.
@@ -419,12 +421,12 @@ class ExportPort(_Port):
         send(self._job.agent, PublisherFinish(export=self.name, query=query, run=run))
 
     @property
-    def properties(self) -> dict[str, Any] | None:
+    def properties(self) -> dict[str, Value] | None:
         """The properties, None of an export by name; the last known ones without a response."""
         known = self._client.cached_port()
         return None if known is None else known.get("properties")
 
-    def set_properties(self, properties: Mapping[str, Any]) -> Change:
+    def set_properties(self, properties: Mapping[str, Property]) -> Change:
         """Replace all properties at once.
 
         Raises:

@@ -26,15 +26,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Publication:
+    """What a query publishes to one export: its columns, and the settings of the Export."""
+
+    port: str
+    columns: StructType
+    spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sink:
-    """Sink of a query, with columns and settings of each export by port.
+    """Sink of a query.
 
     Attributes:
+        exports: the exports that it publishes to.
         options: options of the sink, without those that identify the agent.
         sizing_schema: columns that decide whether batches are cut by rows; None for all columns.
     """
 
-    exports: Mapping[str, tuple[StructType, Mapping[str, Any]]]
+    exports: tuple[Publication, ...]
     format: str = "streambroker"
     options: Mapping[str, str] = field(default_factory=dict)
     sizing_schema: StructType | None = None
@@ -45,14 +55,15 @@ class QueryStart:
     """How a query is started; the fields are arguments of `publish`."""
 
     checkpoint: str | Path
-    trigger: Mapping[str, Any] | None = None
+    trigger: Mapping[str, str | bool] | None = None
     query_name: str | None = None
 
     def configure(self, writer: DataStreamWriter) -> DataStreamWriter:
         """Return the writer with checkpoint, trigger and name."""
         writer = writer.option("checkpointLocation", str(self.checkpoint))
         if self.trigger is not None:
-            writer = writer.trigger(**self.trigger)
+            trigger: dict[str, Any] = dict(self.trigger)
+            writer = writer.trigger(**trigger)
         return writer if self.query_name is None else writer.queryName(self.query_name)
 
 
@@ -62,7 +73,7 @@ def publish(
     port: str,
     *,
     checkpoint: str | Path,
-    trigger: Mapping[str, Any] | None = None,
+    trigger: Mapping[str, str | bool] | None = None,
     query_name: str | None = None,
     redeclare: bool = False,
     **settings: Unpack[ExportSettings],
@@ -133,10 +144,10 @@ class ExportWriter:
         *,
         redeclare: bool,
     ) -> None:
-        self._job, self._frame, self._port, self._spec = job, frame, port, spec
-        self._redeclare = redeclare
+        self._job, self._frame, self._redeclare = job, frame, redeclare
+        self._export = Publication(port=port, columns=frame.schema, spec=spec)
         self._options: dict[str, str] = {}
-        self._trigger: dict[str, Any] | None = None
+        self._trigger: dict[str, str | bool] | None = None
         self._name: str | None = None
 
     def option(self, key: str, value: bool | float | str | Path | None) -> ExportWriter:
@@ -152,7 +163,7 @@ class ExportWriter:
             self.option(key, value)
         return self
 
-    def trigger(self, **trigger: Any) -> ExportWriter:
+    def trigger(self, **trigger: str | bool) -> ExportWriter:
         """Set the trigger, as ``DataStreamWriter.trigger`` does."""
         self._trigger = trigger
         return self
@@ -174,13 +185,10 @@ class ExportWriter:
         checkpoint = options.pop("checkpointlocation", None)
         if checkpoint is None:
             raise ArgumentError(
-                f"export {self._port} has no checkpoint, without which a restart would lose or"
-                ' repeat rows: call option("checkpointLocation", …) before start().'
+                f"export {self._export.port} has no checkpoint, without which a restart would lose"
+                ' or repeat rows: call option("checkpointLocation", …) before start().'
             )
-        sink = Sink(
-            exports={self._port: (self._frame.schema, self._spec)},
-            options={**options, "export": self._port},
-        )
+        sink = Sink(exports=(self._export,), options={**options, "export": self._export.port})
         start = QueryStart(checkpoint, self._trigger, self._name)
         return start_query(self._job, self._frame, sink, start, redeclare=self._redeclare)
 
@@ -189,11 +197,11 @@ def start_query(
     job: JobContext, frame: DataFrame, sink: Sink, start: QueryStart, *, redeclare: bool
 ) -> StreamingQuery:
     """Declare the exports of a sink, and start the query that publishes to them."""
-    for port, (columns, spec) in sink.exports.items():
-        schema = to_items(parse_ddl(format_ddl(columns)))
-        job.declare("export", port, dict(spec), redeclare=redeclare, schema=schema)
-        job.add_export(port, None)
-    sources, ports = job.queries.sources(frame), tuple(sink.exports)
+    for one in sink.exports:
+        schema = to_items(parse_ddl(format_ddl(one.columns)))
+        job.declare("export", one.port, dict(one.spec), redeclare=redeclare, schema=schema)
+        job.add_export(one.port, None)
+    sources, ports = job.queries.sources(frame), tuple(one.port for one in sink.exports)
     job.queries.announce(ports, sources)
     options = {**sink.options, **job.agent_options()}
     writer = frame.writeStream.format(sink.format).options(**options).outputMode("append")

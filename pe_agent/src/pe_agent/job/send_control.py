@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from streambroker_core.control.tuples.envelope import encode_target
 from streambroker_core.control.tuples.payloads import Codec, default_delivery, encode
 from streambroker_core.control.tuples.request import parse_control_request
 from streambroker_core.model.durations import Duration
+from streambroker_core.wire.agent_rpc.codec import Request
 from streambroker_core.wire.agent_rpc.job import (
     ControlAppend,
     ControlEntry,
@@ -36,11 +37,9 @@ POLL_SECONDS = 0.1
 class SentControl:
     """A control tuple that was sent; it is durable at the agent. ``id`` is its identity."""
 
-    def __init__(
-        self, answer: Mapping[str, Any], fetch_state: Callable[[], dict[str, Any]]
-    ) -> None:
-        self.id = str(answer["id"])
-        self._fetch_state = fetch_state
+    def __init__(self, job: JobContext, id_: str, request: Request[dict[str, Any]]) -> None:
+        self.id = id_
+        self._job, self._request = job, request
 
     def __repr__(self) -> str:
         return f"SentControl({self.id!r})"
@@ -51,7 +50,8 @@ class SentControl:
         Raises:
             AgentRefusedError: ``NotEmitted``, it is too old and was removed.
         """
-        return ControlStatus.from_json(self._fetch_state())
+        state = send(self._job.agent, self._request)
+        return ControlStatus.from_json(state)
 
     def applied(self) -> bool:
         """Return whether all readers have finished a window with it; False without readers."""
@@ -63,12 +63,7 @@ class SentControl:
         Raises:
             NotAppliedError: not within ``timeout``, for instance because there are no readers.
         """
-        return wait_applied(
-            self._applied_state,
-            timeout,
-            self._explain_wait,
-            every=POLL_SECONDS,
-        )
+        return wait_applied(self._applied_state, timeout, self._explain_wait, every=POLL_SECONDS)
 
     def _explain_wait(self) -> str:
         missing = [reader for reader, applied in self.state().readers.items() if not applied]
@@ -135,8 +130,7 @@ class Operators:
             what=build_request(payload, delivery, at, target, codecs),
         )
         answer = send(self._job.agent, append)
-        entry = ControlEntry(seq=answer["seq"])
-        return SentControl(answer, lambda: send(self._job.agent, entry))
+        return SentControl(self._job, str(answer["id"]), ControlEntry(seq=answer["seq"]))
 
 
 def send_to_importers(
@@ -145,8 +139,7 @@ def send_to_importers(
     """Send a tuple, as `build_request` returns it, to the importers of an export."""
     emit = ExportEmit(export=port, request=request or secrets.token_hex(16), what=tuple_)
     answer = send(job.agent, emit)
-    emitted = ExportEmitted(export=port, seq=answer["seq"])
-    return SentControl(answer, lambda: send(job.agent, emitted))
+    return SentControl(job, str(answer["id"]), ExportEmitted(export=port, seq=answer["seq"]))
 
 
 def build_request(

@@ -10,9 +10,9 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypedDict
 
 from pe_agent.log.line_tail import Lines, last_line
 from streambroker_core.control.tuples import (
@@ -153,8 +153,19 @@ def read_log_id(path: Path) -> str:
     return log
 
 
+class FileOffset(TypedDict, total=False):
+    """Offset in a control file: its id, the number of tuples read, and the version of the form.
+
+    An empty one is the end of the file.
+    """
+
+    log: str
+    next: int
+    v: int
+
+
 class ControlFileOffsets:
-    """Windows of whole lines; an offset is the file's id and the number of tuples read."""
+    """Windows of whole lines."""
 
     def __init__(self, path: Path, *, whole: bool = False) -> None:
         """Set the file; with ``whole`` a window ends at the end of the file, without limits."""
@@ -162,13 +173,17 @@ class ControlFileOffsets:
         self._lines = Lines(path)
         self._available_count: int | None = None
 
-    def first(self) -> dict[str, Any]:
+    def first(self) -> FileOffset:
         """Return the offset before the first tuple."""
         return self._offset(0)
 
-    def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
+    def count(self) -> int:
+        """Return the number of tuples that may be read."""
+        return self._lines.count() if self._available_count is None else self._available_count
+
+    def latest(self, start: FileOffset) -> FileOffset:
         """Return the end offset of the next window; raise AlignedError if lines are lost."""
-        count = self._lines.count() if self._available_count is None else self._available_count
+        count = self.count()
         first = start.get("next", count)
         if first > count and start.get("log") == read_log_id(self._path):
             raise self._lost_lines_error(count, first)
@@ -178,7 +193,7 @@ class ControlFileOffsets:
         """Limit reading to the current end of the file."""
         self._available_count = self._lines.count()
 
-    def read(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[bytes]:
+    def read(self, start: FileOffset, end: FileOffset) -> list[bytes]:
         """Return the lines between two offsets; raise AlignedError if the file does not fit."""
         log = read_log_id(self._path)
         for offset in (start, end):
@@ -195,7 +210,7 @@ class ControlFileOffsets:
             envelope.decode(json.loads(line), str(self._path))
         return chosen
 
-    def _offset(self, count: int) -> dict[str, Any]:
+    def _offset(self, count: int) -> FileOffset:
         return {"log": read_log_id(self._path), "next": count, "v": VERSION}
 
     def _window_end(self, first: int, count: int) -> int:

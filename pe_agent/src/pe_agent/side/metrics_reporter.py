@@ -12,11 +12,13 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from pe_agent.spark.worker import QUERY_ID, task_property
 from pe_agent.transport import agent_tls
-from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_client import AgentClient, send
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.agent_rpc.job import SidesMetrics
 from streambroker_core.wire.reports.side_status import SideStatus, write_side
 
 if TYPE_CHECKING:
@@ -47,13 +49,8 @@ class SideMetricsReporter:
 
     def __call__(self, bucket: int, window: int, sides: Sequence[SideStatus]) -> None:
         """Enqueue the metrics of a bucket after a window."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
-        if query is None:
-            return
-        if (sender := _get_sender(self.options)) is not None:
+        query = task_property(QUERY_ID)
+        if query is not None and (sender := _get_sender(self.options)) is not None:
             sender.enqueue((query, self.operator, bucket), window, sides)
 
 
@@ -69,22 +66,14 @@ class SideMetricsSender:
 
     def __init__(self, client: AgentClient) -> None:
         self._client = client
-        self._pending: dict[BucketKey, dict[str, Any]] = {}
+        self._pending: dict[BucketKey, tuple[int, Sequence[SideStatus]]] = {}
         self._changed = threading.Condition()
         threading.Thread(target=self._run, daemon=True, name="side metrics").start()
 
     def enqueue(self, key: BucketKey, window: int, sides: Sequence[SideStatus]) -> None:
         """Replace the pending metrics of a bucket by those after a window."""
-        query, operator, bucket = key
-        report = {
-            "query": query,
-            "operator": operator,
-            "bucket": bucket,
-            "window": window,
-            "sides": [write_side(side) for side in sides],
-        }
         with self._changed:
-            self._pending[key] = report
+            self._pending[key] = window, sides
             self._changed.notify()
 
     def _run(self) -> None:
@@ -94,21 +83,29 @@ class SideMetricsSender:
                 self._changed.wait_for(lambda: bool(self._pending))
             pause.wait(MIN_REPORT_SECONDS)
             with self._changed:
-                due = [self._pending.pop(key) for key in list(self._pending)[:MAX_BUCKETS]]
+                due = {key: self._pending.pop(key) for key in list(self._pending)[:MAX_BUCKETS]}
             try:
-                self._client.call("sides.told", timeout=5.0, buckets=due)
+                self._send(due)
             except StreambrokerError as error:
                 log.debug("metrics of side inputs are not accepted: %s", error)
-                self._requeue(due)
+                with self._changed:
+                    for key, metrics in due.items():  # unless there are newer ones
+                        self._pending.setdefault(key, metrics)
             except Exception as error:  # drop the metrics, but keep the thread
                 log.warning("cannot send metrics of side inputs: %r", error)
 
-    def _requeue(self, buckets: Sequence[dict[str, Any]]) -> None:
-        with self._changed:
-            for report in buckets:
-                self._pending.setdefault(
-                    (report["query"], report["operator"], report["bucket"]), report
-                )
+    def _send(self, due: Mapping[BucketKey, tuple[int, Sequence[SideStatus]]]) -> None:
+        buckets = [
+            {
+                "query": query,
+                "operator": operator,
+                "bucket": bucket,
+                "window": window,
+                "sides": [write_side(side) for side in sides],
+            }
+            for (query, operator, bucket), (window, sides) in due.items()
+        ]
+        send(self._client, SidesMetrics(buckets=buckets), timeout=5.0)
 
 
 _SENDERS: dict[tuple[int, tuple[tuple[str, str], ...]], SideMetricsSender | None] = {}

@@ -7,7 +7,17 @@ import sys
 import traceback
 from typing import Any
 
+QUERY_ID = "sql.streaming.queryId"
+"""Property of a task with the id of its query, which is that of the checkpoint."""
 _FROZEN: set[str] = set()
+
+
+def task_property(name: str) -> str | None:
+    """Return a local property of the current task; None outside of a task, or if it is not set."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty(name)
 
 
 def freeze_modules(task_kind: str) -> None:

@@ -22,8 +22,8 @@ from pe_agent.aligned.plan import OperatorNode, StreamPlan, plan_of
 from pe_agent.aligned.runtime.unpacker import BatchFunction
 from pe_agent.aligned.sinks import sink_for_outputs, sink_for_rows
 from pe_agent.datasource.schemas import Columns
-from pe_agent.job.port_settings import ExportSettings, export_spec
-from pe_agent.job.publish import QueryStart, start_query
+from pe_agent.job.port_settings import ExportSettings, Property, export_spec
+from pe_agent.job.publish import Publication, QueryStart, start_query
 from pe_agent.log.control_file import read_log_id
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.streams import old_methods
@@ -316,7 +316,7 @@ class Stream:
         *,
         checkpoint: str | Path,
         again: bool | None = None,
-        trigger: Mapping[str, Any] | None = None,
+        trigger: Mapping[str, str | bool] | None = None,
         query_name: str | None = None,
         redeclare: bool = False,
         **settings: Unpack[ExportSettings],
@@ -339,10 +339,12 @@ class Stream:
         plan, spec = self.plan, export_spec("publish", port, settings)
         job, data = plan.require_job("publish"), plan.require_data("rows")
         if isinstance(data, OutputFrame) and not plan.control_frames:
-            exports = {data.output: (port, data.columns, spec)}
-            frame, sink = sink_for_outputs(data.frame, exports)
+            export = Publication(port=port, columns=data.columns, spec=spec)
+            frame, sink = sink_for_outputs(data.frame, {data.output: export})
         else:
-            frame, sink = sink_for_rows(plan.as_rows("rows"), plan.control_frames, port, spec)
+            rows = plan.as_rows("rows")
+            export = Publication(port=port, columns=rows.schema(), spec=spec)
+            frame, sink = sink_for_rows(rows, plan.control_frames, export)
         start = QueryStart(checkpoint, trigger, query_name)
         return start_query(job, frame, sink, start, redeclare=redeclare)
 
@@ -448,8 +450,8 @@ class OperatorStream(Stream):
         *,
         checkpoint: str | Path,
         again: bool | None = None,
-        properties: Mapping[str, Mapping[str, Any]] | None = None,
-        trigger: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Mapping[str, Property]] | None = None,
+        trigger: Mapping[str, str | bool] | None = None,
         query_name: str | None = None,
         redeclare: bool = False,
     ) -> StreamingQuery:
@@ -481,10 +483,12 @@ class OperatorStream(Stream):
             )
         job = self.plan.require_job("publish_outputs")
         exports = {
-            output: (
-                port,
-                node.schemas[output],
-                export_spec("publish_outputs", port, {"properties": export_properties.get(output)}),
+            output: Publication(
+                port=port,
+                columns=node.schemas[output],
+                spec=export_spec(
+                    "publish_outputs", port, {"properties": export_properties.get(output)}
+                ),
             )
             for output, port in ports.items()
         }
@@ -498,7 +502,7 @@ class OperatorStream(Stream):
         *,
         checkpoint: str | Path,
         again: bool | None = None,
-        trigger: Mapping[str, Any] | None = None,
+        trigger: Mapping[str, str | bool] | None = None,
         query_name: str | None = None,
     ) -> StreamingQuery:
         """Call a function in the driver for each window, with the rows of all outputs.

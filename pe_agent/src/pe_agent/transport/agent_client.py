@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -21,6 +21,7 @@ from pe_agent.transport import agent_tls
 from pe_agent.transport import broker_trust as tls
 from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.flight_errors import METADATA_BYTES, AgentUnreachableError, from_flight
+from pe_agent.transport.messages import BlockMetadata
 from streambroker_core.wire.agent_rpc.codec import R, Request, decode_response, to_json
 
 OPTIONS: list[tuple[str, int]] = [
@@ -224,8 +225,8 @@ class AgentClient:
         return result
 
     def get(
-        self, ticket: dict[str, Any], *, stall: float = STALL_SECONDS
-    ) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+        self, ticket: Mapping[str, Any], *, stall: float = STALL_SECONDS
+    ) -> Iterator[tuple[pa.RecordBatch, BlockMetadata]]:
         """Yield ``(batch, metadata)`` of a read.
 
         After ``stall`` seconds without a batch the agent counts as unreachable.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from typing import Any
+from typing import TypedDict
 
 from streambroker_client.errors import BrokerRefusedError, BrokerUnavailableError
 from streambroker_core.errors import StreambrokerError
@@ -16,6 +16,19 @@ REFUSED_FACTOR = 5
 """Factor on the retry pause while the broker refuses the agent's token."""
 MAX_DOUBLINGS = 4
 """Maximum doublings of the retry pause while the broker responds that it is busy."""
+
+
+class BrokerStatus(TypedDict, total=False):
+    """State of the link to the broker; empty without one.
+
+    ``refused`` is why the broker refuses this agent; ``refusedHints`` counts invalid hints.
+    """
+
+    url: str
+    away: bool
+    refused: str | None
+    polls: int
+    refusedHints: int
 
 
 class ConnectionState:
@@ -61,7 +74,7 @@ class ConnectionState:
             log.warning("broker is unreachable, routes stay: %s", error)
         self._refused = refused
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> BrokerStatus:
         """Return URL, state and number of polls."""
         return {
             "url": self._url,

@@ -11,13 +11,12 @@ import random
 import threading
 import time
 from time import time as wall_clock
-from typing import Any
 
 from pe_agent.agent.actions import job_actions
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker.capability_renewal import CapabilityRenewal
 from pe_agent.agent.broker.commands import CommandRunner
-from pe_agent.agent.broker.connection_state import ConnectionState
+from pe_agent.agent.broker.connection_state import BrokerStatus, ConnectionState
 from pe_agent.agent.broker.hint_listener import HintListener
 from pe_agent.agent.broker.port_declarer import PortDeclarer
 from pe_agent.agent.broker.registrar import Registrar
@@ -148,7 +147,7 @@ class BrokerLink:
         """Poll now: there is something to report."""
         self._wake.set()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> BrokerStatus:
         """Return URL, state and counters of the link."""
         return {**self._state.status(), "refusedHints": self._listener.refused}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from pe_agent.agent.state.declarations import Declarations
@@ -50,9 +51,8 @@ class PortDeclarer:
         if spec is not None:
             headers = {} if state["redeclare"] else {"If-None-Match": "*"}
             try:
-                self._client.request(
-                    "PUT", path, _build_declaration(self._pe, name, state), headers=headers
-                )
+                body = _build_declaration(self._pe, name, spec, state.get("owner"))
+                self._client.request("PUT", path, body, headers=headers)
                 state["differs"] = None
                 return
             except BrokerRefusedError as error:
@@ -67,7 +67,11 @@ class PortDeclarer:
             self._client.request(
                 "PUT", path, existing, headers={"If-Match": response.headers["etag"]}
             )
-        differs = _describe_differences(spec or {}, existing)
+        differs = "; ".join(
+            f"{k} is {existing.get(k)!r}, in the code it is {v!r}"
+            for k, v in sorted((spec or {}).items())
+            if existing.get(k) != v
+        )
         state["differs"] = differs or None
         if differs:
             log.warning(
@@ -78,23 +82,15 @@ class PortDeclarer:
             )
 
 
-def _build_declaration(pe: PeKey, name: str, state: dict[str, Any]) -> dict[str, Any]:
-    spec: dict[str, Any] = state["spec"]
-    if state.get("owner") is None:
+def _build_declaration(
+    pe: PeKey, name: str, spec: Mapping[str, Any], owner: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
+    if owner is None:
         return spec
     kind, _, port = name.partition("/")
     return {
         "apiVersion": API_VERSION,
         "kind": kind.capitalize(),
-        "metadata": {"ownerReferences": [state["owner"]]},
+        "metadata": {"ownerReferences": [owner]},
         "spec": {"job": pe.job, "pe": pe.pe, "port": port, **spec},
     }
-
-
-def _describe_differences(declared: dict[str, Any], existing: dict[str, Any]) -> str:
-    parts = [
-        f"{k} is {existing.get(k)!r}, in the code it is {v!r}"
-        for k, v in sorted(declared.items())
-        if existing.get(k) != v
-    ]
-    return "; ".join(parts)

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -39,12 +38,16 @@ class CertificateChain:
     valid_until: str
     clients: bytes | None = None
 
-    def server_options(self) -> dict[str, Any]:
+    def server_options(self) -> dict[str, list[tuple[bytes, bytes]] | bool | bytes]:
         """Return the TLS options of a Flight server."""
-        certificates = {"tls_certificates": [(self.chain, self.key)]}
+        certificates = [(self.chain, self.key)]
         if self.clients is None:
-            return certificates
-        return {**certificates, "verify_client": True, "root_certificates": self.clients}
+            return {"tls_certificates": certificates}
+        return {
+            "tls_certificates": certificates,
+            "verify_client": True,
+            "root_certificates": self.clients,
+        }
 
 
 class Listener:
@@ -106,7 +109,7 @@ class Listener:
     def _file_state(self, certificate: AgentCertificate) -> tuple[object, ...]:
         return (*certificate.state(), self._clients and self._clients.anchors())
 
-    def status(self) -> dict[str, Any] | None:
+    def status(self) -> dict[str, str | None] | None:
         """Return the current certificate and the last reload error; None without TLS."""
         if self._chain is None:
             return None
@@ -197,7 +200,7 @@ def load_chain(certificate: AgentCertificate) -> CertificateChain:
         client = ssl.create_default_context(cadata=chain.decode("ascii"))
         # Callers verify the issuer; this verifies everything else.
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        peer = _handshake(client, server)
+        valid_until = _shake_hands(client, server)
     except (OSError, ValueError) as error:  # ssl errors are OSErrors
         raise TrustError(
             f"{certificate.chain} and {certificate.key} are not a certificate of an agent with"
@@ -209,12 +212,12 @@ def load_chain(certificate: AgentCertificate) -> CertificateChain:
         chain=chain,
         key=key,
         fingerprint=hashlib.sha256(der).hexdigest(),
-        valid_until=str(peer["notAfter"]),
+        valid_until=valid_until,
     )
 
 
-def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
-    """Perform a handshake in memory; return the certificate that the client sees."""
+def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> str:
+    """Perform a handshake in memory; return until when the server's certificate is valid."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client_side = client.wrap_bio(to_client, to_server, server_hostname=AGENT_NAME)
     server_side = server.wrap_bio(to_server, to_client, server_side=True)
@@ -224,7 +227,7 @@ def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]
                 side.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-    return dict(client_side.getpeercert() or {})
+    return str((client_side.getpeercert() or {})["notAfter"])
 
 
 def _first_certificate(pem: str) -> str:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypedDict
 
 from pe_agent.agent.state.store import Store
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES, ControlTuple
@@ -73,6 +73,25 @@ def read_request(request: str, body: dict[str, Any]) -> tuple[ControlRequest, st
     return control_request, canonical_text(control_request.encode())
 
 
+class ReaderState(TypedDict):
+    """Whether a reader has applied an entry."""
+
+    reader: str
+    applied: bool
+
+
+class EntryStatus(TypedDict):
+    """An entry of the log by its identity and number.
+
+    ``applied``: the log has readers, and all of them have finished the entry's window.
+    """
+
+    id: str
+    seq: int
+    readers: list[ReaderState]
+    applied: bool
+
+
 class ControlLog:
     """Control log of one agent. Thread-safe.
 
@@ -111,7 +130,7 @@ class ControlLog:
 
     # -- writing -----------------------------------------------------------------------------
 
-    def append(self, request: str, body: dict[str, Any]) -> dict[str, Any]:
+    def append(self, request: str, body: dict[str, Any]) -> EntryStatus:
         """Append a tuple, durably; return its :meth:`entry`. A repeated request id appends nothing.
 
         Raises:
@@ -253,12 +272,8 @@ class ControlLog:
             parse_control_request(json.loads(what)).with_identity(id_, seq) for seq, what in present
         ]
 
-    def entry(self, seq: int) -> dict[str, Any]:
+    def entry(self, seq: int) -> EntryStatus:
         """Return the identity of an entry, and the readers that have applied it.
-
-        Returns:
-            ``id``, ``seq``, ``readers`` (``reader``, ``applied``), and ``applied``: there are
-            readers of the log, and all of them have finished the entry's window.
 
         Raises:
             NotLoggedError: there is no such entry (any more).
@@ -270,7 +285,7 @@ class ControlLog:
             )
         with self._lock:
             positions = self._active_positions()
-        readers = [{"reader": r, "applied": n > seq} for r, n in sorted(positions.items())]
+        readers = [ReaderState(reader=r, applied=n > seq) for r, n in sorted(positions.items())]
         return {
             "id": f"{self.id}/{seq}",
             "seq": seq,

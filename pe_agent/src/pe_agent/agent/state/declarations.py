@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypedDict
 
 from pe_agent.agent.state.store import Store
 from streambroker_core.errors import StreambrokerError
@@ -14,6 +14,13 @@ class PortNotDeclaredError(StreambrokerError):
     """The port is not declared."""
 
     code = "UnknownPort"
+
+
+class DeclarationStatus(TypedDict):
+    """Whether the broker has a declaration, and what differs there."""
+
+    told: bool
+    differs: str | None
 
 
 class Declarations:
@@ -48,7 +55,7 @@ class Declarations:
         for state in self.by_name.values():
             state["told"] = False
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, DeclarationStatus]:
         """Return for each declaration whether the broker has it, and what differs there."""
         return {
             name: {"told": state["told"], "differs": state.get("differs")}

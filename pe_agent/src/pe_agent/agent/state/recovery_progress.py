@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from pe_agent.log.atomic_file import replace_file
 from pe_agent.log.segments import SUFFIX
@@ -17,6 +17,14 @@ log = logging.getLogger("pe_agent")
 FILE = "recovering.json"
 WRITE_SECONDS = 0.2
 LOG_INTERVAL_SECONDS = 5.0
+
+
+class Progress(TypedDict):
+    """The stream that recovery reads, and the bytes done and in total."""
+
+    stream: str
+    done: int
+    total: int
 
 
 class RecoveryProgress:
@@ -40,7 +48,7 @@ class RecoveryProgress:
         if now - self._written < WRITE_SECONDS:
             return
         self._written = now
-        progress = {"stream": stream, "done": read, "total": self._total}
+        progress = Progress(stream=stream, done=read, total=self._total)
         replace_file(self._path, json.dumps(progress))
         if now - self._logged >= LOG_INTERVAL_SECONDS:
             self._logged = now
@@ -51,10 +59,10 @@ class RecoveryProgress:
         self._path.unlink(missing_ok=True)
 
 
-def read_progress(home: Path) -> dict[str, Any] | None:
+def read_progress(home: Path) -> Progress | None:
     """Return the recovery progress of a data directory's agent, None without recovery."""
     try:
-        progress: dict[str, Any] = json.loads((home / FILE).read_text())
+        progress: Progress = json.loads((home / FILE).read_text())
     except (OSError, ValueError):
         return None
     return progress
@@ -83,7 +91,7 @@ class ProgressTimeout:
         return now < self._deadline
 
 
-def describe_progress(progress: dict[str, Any]) -> str:
+def describe_progress(progress: Progress) -> str:
     """Return progress as text."""
     share = 100 * progress["done"] // max(1, progress["total"])
     return f"{share} % of {progress['total'] / 2**20:,.0f} MiB"

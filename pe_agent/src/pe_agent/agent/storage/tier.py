@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pe_agent.agent.state.store import Store
 from pe_agent.agent.storage import ownership
@@ -290,7 +289,7 @@ class StorageTier:
             self._removed.append(uploader)
             uploader.remove()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, str | int | None]:
         """Return bucket, owner, and why the last snapshot failed, None after a success."""
         return {"url": self._bucket.url, "owner": self.owner, "error": self.error}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from pe_agent.aligned.runtime.idleness import InputTiming, active_watermark
 from pe_agent.aligned.runtime.progress_messages import CLOCK_BUCKET, PROGRESS_ROW
 from pe_agent.aligned.runtime.state_names import open_states
 from pe_agent.aligned.runtime.state_store import BucketState, GroupState, SparkBlobs
-from pe_agent.spark.worker import freeze_modules
+from pe_agent.spark.worker import QUERY_ID, freeze_modules, task_property
 from streambroker_core.control.operators.operator import Operator, OperatorError, Window
 from streambroker_core.control.runtime import runner_state as keeping
 from streambroker_core.control.runtime.buckets import Layout
@@ -293,7 +293,7 @@ class GroupProcessor(StatefulProcessor):
     def _operator_context(self) -> Stage:
         config = self._config
         return Stage(
-            query=_require_property("sql.streaming.queryId"),
+            query=_require_property(QUERY_ID),
             operator=config.name,
             buckets=config.buckets,
             order_by=config.order_by,
@@ -381,17 +381,19 @@ class _OutputBuffer:
     def add_reports(self, window: Window, outcome: WindowResult) -> None:
         config = self._config
         if config.report is not None:
-            rows = [_applied_row(config.name, one) for one in outcome.applied]
-            self._add_report(window.bucket, config.report, rows, APPLIED_SCHEMA)
+            applied = [_applied_row(config.name, one) for one in outcome.applied]
+            self._add_report(window.bucket, config.report, applied, APPLIED_SCHEMA)
         if config.counts is not None:
-            rows = list(_count_rows(config.name, window, outcome))
-            self._add_report(window.bucket, config.counts, rows, COUNTS_SCHEMA)
+            counts = list(_count_rows(config.name, window, outcome))
+            self._add_report(window.bucket, config.counts, counts, COUNTS_SCHEMA)
 
     def _add_report(
-        self, bucket: int, output: str, rows: list[dict[str, Any]], schema: pa.Schema
+        self, bucket: int, output: str, rows: Sequence[tuple[object, ...]], schema: pa.Schema
     ) -> None:
         if rows:
-            batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+            columns = zip(zip(*rows, strict=True), schema.types, strict=True)
+            arrays = [pa.array(values, kind) for values, kind in columns]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
             self._add_rows(bucket, output, sequence(part=bucket), [batch])
 
     def _add_rows(self, bucket: int, output: str, seq: int, batches: list[pa.RecordBatch]) -> None:
@@ -439,20 +441,14 @@ def _read_input(rows: Iterable[pd.DataFrame]) -> tuple[int, dict[int, _BucketInp
     return time, received
 
 
-def _applied_row(operator: str, applied: AppliedControl) -> dict[str, Any]:
-    return {
-        "operator": operator,
-        "bucket": applied.bucket,
-        "window": applied.window,
-        "port": applied.port,
-        "id": applied.id,
-        "type": applied.type,
-        "delivery": applied.delivery.value,
-        "forwarded": applied.forwarded,
-    }
+def _applied_row(operator: str, one: AppliedControl) -> tuple[object, ...]:
+    where = (operator, one.bucket, one.window, one.port)
+    return (*where, one.id, one.type, one.delivery.value, one.forwarded)
 
 
-def _count_rows(operator: str, window: Window, outcome: WindowResult) -> Iterator[dict[str, Any]]:
+def _count_rows(
+    operator: str, window: Window, outcome: WindowResult
+) -> Iterator[tuple[object, ...]]:
     rows = ControlCounts(
         received=outcome.rows_in, delivered=outcome.rows_in, emitted=outcome.rows_out
     )
@@ -460,13 +456,8 @@ def _count_rows(operator: str, window: Window, outcome: WindowResult) -> Iterato
     counts += [(delivery.value, one) for delivery, one in outcome.control.items()]
     for delivery, one in counts:
         if one != ControlCounts():
-            yield {
-                "operator": operator,
-                "bucket": window.bucket,
-                "window": window.number,
-                "delivery": delivery,
-                **{name: getattr(one, name) for name in COUNT_COLUMNS},
-            }
+            values = (getattr(one, name) for name in COUNT_COLUMNS)
+            yield (operator, window.bucket, window.number, delivery, *values)
 
 
 def _split_watermark(previous: int | None, current: int | None) -> tuple[int | None, int | None]:
@@ -489,12 +480,9 @@ def _timer_millis(wake: int) -> int:
 
 
 def _require_property(name: str) -> str:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    value = None if context is None else context.getLocalProperty(name)
+    value = task_property(name)
     if value is None:
         raise OperatorError(
             f"the task has no {name}: aligned operators run in streaming queries only."
         )
-    return str(value)
+    return value

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.wire.encoding.canonical import canonical
@@ -60,7 +59,7 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 def encode(messages: Iterable[ProgressMessage]) -> bytes:
     """Return progress messages as canonical JSON."""
-    return canonical([[_NAMES[type(one)], _fields(one)] for one in messages])
+    return canonical([[_NAMES[type(one)], asdict(one)] for one in messages])
 
 
 def decode(data: bytes) -> list[ProgressMessage]:
@@ -72,7 +71,3 @@ def decode(data: bytes) -> list[ProgressMessage]:
             f"a row between two operators is not in the format of this release: {error!r}. Was"
             " the query changed under its checkpoint?"
         ) from error
-
-
-def _fields(message: ProgressMessage) -> dict[str, Any]:
-    return {name: getattr(message, name) for name in message.__slots__}

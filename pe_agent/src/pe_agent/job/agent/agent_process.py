@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pe_agent.agent.process import read_address
+from pe_agent.agent.process import AgentAddress, read_address
 from pe_agent.agent.reports import log_file as own_log
 from pe_agent.agent.state.recovery_progress import ProgressTimeout, describe_progress, read_progress
 from pe_agent.job.agent.agent_log import AgentLogForwarder, is_forwarding
@@ -77,7 +77,7 @@ class AgentProcess:
         self._clients_required = agent_tls.are_clients_required(
             clients, host, insecure=self._insecure
         )
-        self._options: dict[str, object] = {
+        self._options: dict[str, str | float | Path | None] = {
             "home": home,
             "job": pe.job,
             "pe": pe.pe,
@@ -151,7 +151,7 @@ class AgentProcess:
         log.info("adopted the agent of %s at %s", self.pe, client.location)
         return client
 
-    def _check_clients(self, address: dict[str, Any]) -> None:
+    def _check_clients(self, address: AgentAddress) -> None:
         """Raise AgentFailedError if certificates are required, and the agent does not require them.
 
         The agent is not ended here: a kubelet may keep it, and restart it unchanged.

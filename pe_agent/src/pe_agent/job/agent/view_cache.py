@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, cast
+
+from streambroker_core.model.properties import Value
 
 log = logging.getLogger("pe_agent")
+
+
+class KnownPort(TypedDict, total=False):
+    """Fields of an export or import, as the agent's view has them; some may be unknown."""
+
+    uid: str
+    generation: int
+    routes: Sequence[Mapping[str, Any]]
+    subscription: str | None
+    streams: Sequence[Mapping[str, str | None]]
+    filter: str | None
+    properties: dict[str, Value]
+    congestionPolicy: str
 
 
 class ViewCache:
@@ -31,13 +46,13 @@ class ViewCache:
             log.debug("the agent does not answer, using its last view: %s", error)
         return self._view
 
-    def port_in_view(self, kind: str, name: str) -> dict[str, Any] | None:
+    def port_in_view(self, kind: str, name: str) -> KnownPort | None:
         """Return a port from the agent's view."""
         view = self.view()
-        port: dict[str, Any] | None = None if view is None else view[f"{kind}s"].get(name)
+        port: KnownPort | None = None if view is None else view[f"{kind}s"].get(name)
         return port
 
-    def port(self, kind: str, name: str) -> dict[str, Any] | None:
+    def port(self, kind: str, name: str) -> KnownPort | None:
         """Return a port with fields newer than the agent's view of it; None if not known."""
         known = self.port_in_view(kind, name)
         with self._lock:
@@ -46,15 +61,11 @@ class ViewCache:
                 return known
             since = 0 if known is None else known["generation"]
             newer = {f: v for f, (at, v) in stored.fields.items() if at > since}
-            return {
-                **(known or {}),
-                **newer,
-                "uid": stored.uid,
-                "generation": max(since, stored.generation),
-            }
+            identity = {"uid": stored.uid, "generation": max(since, stored.generation)}
+            return cast(KnownPort, {**(known or {}), **newer, **identity})
 
     def update_port(
-        self, kind: str, name: str, *, uid: str, generation: int, fields: Mapping[str, Any]
+        self, kind: str, name: str, *, uid: str, generation: int, fields: KnownPort
     ) -> None:
         """Record fields of a port that the broker returned at one of its generations."""
         with self._lock:

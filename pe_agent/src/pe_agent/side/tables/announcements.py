@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pe_agent.aligned.control_source import ControlSource, control_source_plan
 from pe_agent.aligned.plan import StreamPlan
-from pe_agent.log.control_file import ControlFileOffsets
+from pe_agent.log.control_file import ControlFileOffsets, FileOffset
 from pe_agent.side.tables.versions import ReadPosition, write_atomically
 from streambroker_core.control.tuples import Delivery, envelope
 from streambroker_core.side.control_messages import SideVersion
@@ -70,6 +70,12 @@ class VersionsSource(ControlSource):
         return VersionOffsets(Path(self.options["path"]))
 
 
+class VersionOffset(FileOffset):
+    """Offset in the control file of a store, with the id of the reader."""
+
+    reader: str
+
+
 class VersionOffsets:
     """Reads a control file, and reports its position.
 
@@ -83,32 +89,32 @@ class VersionOffsets:
         self._reported: tuple[ReadPosition, float] = (ReadPosition(-1), 0.0)
         self._available_now = False
 
-    def first(self) -> dict[str, Any]:
+    def first(self) -> VersionOffset:
         """Return the offset before the first tuple, with a new reader id."""
         return {**self._file.first(), "reader": uuid.uuid4().hex}
 
-    def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
+    def latest(self, start: VersionOffset) -> VersionOffset:
         """Return the offset after the last complete line; windows up to ``start`` are finished.
 
         Before the end is determined, the reader reports that its planned window is unknown. So no
         version that may be in the window is removed meanwhile.
         """
-        reader, finished = str(start["reader"]), int(start["next"])
+        reader, finished = start["reader"], start["next"]
         end = self._file.latest(start)
-        if self._available_now or ReadPosition(finished, int(end["next"])) != self._reported[0]:
+        if self._available_now or ReadPosition(finished, end["next"]) != self._reported[0]:
             self._report(reader, ReadPosition(finished))
             if self._available_now:
                 self._file.freeze_end()
                 self._available_now = False
             end = self._file.latest(start)
-        self._report(reader, ReadPosition(finished, int(end["next"])))
-        return {**end, "reader": start["reader"]}
+        self._report(reader, ReadPosition(finished, end["next"]))
+        return {**end, "reader": reader}
 
     def freeze_end(self) -> None:
         """Limit reading to the end of the file at the first call of ``latest``."""
         self._available_now = True
 
-    def read(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[bytes]:
+    def read(self, start: VersionOffset, end: VersionOffset) -> list[bytes]:
         """Return the tuples between two offsets, with only the last version of each side input."""
         return drop_hidden_versions(self._file.read(start, end))
 

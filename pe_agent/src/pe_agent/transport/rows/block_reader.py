@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.flight_errors import AgentUnreachableError
+from pe_agent.transport.messages import BlockMetadata
 from pe_agent.transport.rows.object_reader import read_objects
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import pe_of
@@ -36,14 +38,16 @@ class BlockReader:
     client: Callable[[], AgentClient]
 
     def read(
-        self, ticket: dict[str, Any], skip: int = 0
-    ) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+        self, ticket: Mapping[str, Any], skip: int = 0
+    ) -> Iterator[tuple[pa.RecordBatch, BlockMetadata]]:
         """Yield the blocks of a ticket behind the first ``skip``, with their metadata.
 
         Raises:
             AgentUnreachableError: no agent could send them for ``reconnect`` seconds.
         """
         location, done = ticket["location"], skip
+        export, stream = ticket["export"], ticket["stream"]
+        where = ReaderWhere(export=export, stream=stream, reader=ticket["reader"])
         if ticket.get("direct") and not skip:
             done = yield from read_objects(AgentClient(location, trust=self.trust), ticket)
             if done == count_blocks(ticket):
@@ -63,31 +67,18 @@ class BlockReader:
                     raise
                 until = until or time.monotonic() + self.reconnect
                 if time.monotonic() > until:
+                    epochs = [epoch for epoch, _, _ in ticket["pieces"]]
                     raise AgentUnreachableError(
-                        f"{error} Epochs {_describe_epochs(ticket)} of stream {ticket['stream']} of"
-                        f" {ticket['export']} could not be read at agent"
-                        f" {pe_of(ticket['export'])} for {self.reconnect:.0f} s."
-                        " Nothing was skipped; the batch is repeated when the query is started"
-                        " again."
+                        f"{error} Epochs {min(epochs)} to {max(epochs)} of stream {stream} of"
+                        f" {export} could not be read at agent {pe_of(export)} for"
+                        f" {self.reconnect:.0f} s. Nothing was skipped; the batch is repeated when"
+                        " the query is started again."
                     ) from None
                 time.sleep(0.2)
-                location = self._locate(ticket, location)
-
-    def _locate(self, ticket: dict[str, Any], location: str) -> str:
-        request = ReaderWhere(
-            export=ticket["export"], stream=ticket["stream"], reader=ticket["reader"]
-        )
-        try:
-            return send(self.client(), request).location
-        except StreambrokerError:
-            return location
+                with suppress(StreambrokerError):
+                    location = send(self.client(), where).location
 
 
-def count_blocks(ticket: dict[str, Any]) -> int:
+def count_blocks(ticket: Mapping[str, Any]) -> int:
     """Return the number of blocks of a ticket."""
     return sum(last - first for _, first, last in ticket["pieces"])
-
-
-def _describe_epochs(ticket: dict[str, Any]) -> str:
-    numbers = [piece[0] for piece in ticket["pieces"]]
-    return f"{min(numbers)} to {max(numbers)}"

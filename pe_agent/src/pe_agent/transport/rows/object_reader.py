@@ -6,13 +6,14 @@ import base64
 import logging
 import time
 import zlib
-from collections.abc import Generator, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 
 from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
+from pe_agent.transport.messages import BlockMetadata
 from pe_agent.transport.object_transfer import ObjectTransferError, open_range
 from streambroker_core.wire.agent_rpc.peer import ObjectRange, PeerObjects
 
@@ -25,10 +26,11 @@ AVOID_SECONDS = 300.0
 """How long a process does not try again, after it could read nothing."""
 TICKET_FIELDS = ("export", "stream", "reader", "grant", "filter", "columns", "pieces", "query")
 _avoid_until = 0.0
-ReadBlock: TypeAlias = "tuple[pa.RecordBatch, dict[str, Any]]"
 
 
-def read_objects(client: AgentClient, ticket: dict[str, Any]) -> Generator[ReadBlock, None, int]:
+def read_objects(
+    client: AgentClient, ticket: Mapping[str, Any]
+) -> Generator[tuple[pa.RecordBatch, BlockMetadata], None, int]:
     """Yield blocks of a ticket with their metadata; return how many.
 
     The exporter's agent has to send the others: they are in its log, or the bucket cannot be
@@ -49,7 +51,8 @@ def read_objects(client: AgentClient, ticket: dict[str, Any]) -> Generator[ReadB
             for one in found.ranges:
                 for batch in _read_range(one, schema):
                     done, failures = done + 1, 0
-                    yield _project(batch, ticket["columns"]), {"epoch": one.epoch}
+                    columns = ticket["columns"]
+                    yield batch if columns is None else batch.select(columns), {"epoch": one.epoch}
         except AgentRefusedError as error:
             if error.code not in ("BodyInvalid", "StorageUnavailable"):
                 raise
@@ -74,7 +77,3 @@ def _read_range(one: ObjectRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]
                 where = one.url.partition("?")[0]
                 raise ObjectTransferError(f"{where}: a block has another length or checksum")
             yield pa.ipc.read_record_batch(pa.py_buffer(data), schema)
-
-
-def _project(batch: pa.RecordBatch, columns: list[str] | None) -> pa.RecordBatch:
-    return batch if columns is None else batch.select(columns)
