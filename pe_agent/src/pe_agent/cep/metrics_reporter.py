@@ -84,6 +84,6 @@ class RuleMetricsReporter:
             fields = asdict(one)
             del fields["since"]
             rules.append({**fields, "errors": errors.get((one.rule, one.version), 0)})
-        fields = write_metrics(self._waiting(self._ended.operator, self._ended.log))
-        waiting = {name: fields[name] for name in ("rows", "first", "watermark")}
+        written = write_metrics(self._waiting(self._ended.operator, self._ended.log))
+        waiting = {name: written[name] for name in ("rows", "first", "watermark")}
         return replace(self._ended, rules=rules, waiting=waiting) if rules else self._ended
