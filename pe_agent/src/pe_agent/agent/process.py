@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -272,7 +271,7 @@ class AgentServer:
         self.metrics = self._start_metrics()
         self._write_address()
         progress.end()
-        self._stop = threading.Event()
+        self._terminated = False
 
     def _listen(self, listener: Listener) -> None:
         chosen = self.settings
@@ -335,8 +334,8 @@ class AgentServer:
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or ``stop``, or until the driver is away for ``linger``."""
         for signal_ in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signal_, lambda *_: self._stop.set())
-        while not self._stop.wait(0.2) and not self.agent.stopping.is_set():
+            signal.signal(signal_, self._terminate)
+        while not self._terminated and not self.agent.stopping.wait(0.2):
             if self.link is not None and self.agent.report_due.is_set():
                 self.agent.report_due.clear()
                 self.link.wake()
@@ -350,6 +349,10 @@ class AgentServer:
                 )
                 break
         self.close()
+
+    def _terminate(self, *_: object) -> None:
+        # No event: this runs in the thread that waits, which may hold an event's lock.
+        self._terminated = True
 
     def close(self) -> None:
         """Shut down; log and store stay."""
