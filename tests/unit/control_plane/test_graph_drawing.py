@@ -154,6 +154,11 @@ def test_a_text_stays_in_its_quotes_in_dot(text: str) -> None:
     assert without == [_DOT.sub("Q", line) for line in draw_dot(hostile("plain")).splitlines()]
 
 
+@given(TEXTS)
+def test_graphviz_finds_no_character_reference_in_a_text(text: str) -> None:
+    assert set(re.findall(r"&\w*;?", draw_dot(hostile(text)))) <= {"&amp;"}
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_can_be_printed_is_shown(text: str) -> None:
     words = re.findall(r"\w+", text)

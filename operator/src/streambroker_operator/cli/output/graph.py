@@ -181,5 +181,7 @@ def draw_dot(drawing: Drawing) -> str:
 
 
 def _dot_text(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+    # Graphviz replaces HTML's character references, also in labels that are no HTML.
+    for sign, written in (("&", "&amp;"), ("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n")):
+        text = text.replace(sign, written)
+    return f'"{text}"'
