@@ -91,7 +91,7 @@ test: $(READY) ## checks and all but slow tests; those on an API server only if 
 .PHONY: test-all
 test-all: $(READY) kube-assets storage-server ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test SELECTED="not long and not node"
-	$(MAKE) --no-print-directory test-console
+	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test-console
 
 .PHONY: test-console
 test-console: $(VENV)/.browser $(PAGE) $(SITE) ## the page and the site in Debian's Chromium, against real brokers

@@ -53,8 +53,11 @@ class Console:
         self.page.evaluate("place => { location.hash = '#/' + place }", place)
 
     def sign_in(self, who: str) -> None:
+        self.sign_in_with(TOKENS[who])
+
+    def sign_in_with(self, token: str) -> None:
         self.page.goto(f"{self.url}/ui/")
-        self.page.get_by_label("Token").fill(TOKENS[who])
+        self.page.get_by_label("Token").fill(token)
         self.page.get_by_role("button", name="Sign in").click()
         self.page.get_by_text("Live", exact=True).wait_for()
 

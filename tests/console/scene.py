@@ -5,10 +5,35 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+import pyarrow as pa
+
 from console.brokers import RunningBroker, export_of, import_of
 
 TRADE = [{"name": "symbol", "type": "string"}, {"name": "price", "type": "double"}]
 TRADE += [{"name": "size", "type": "bigint"}]
+
+TRADES_DDL = "`time` timestamp, `symbol` string, `price` double, `size` bigint, `venue` string"
+START_US = 1_795_856_400_000_000
+"""28 November 2026, 09:00 UTC, in microseconds."""
+PRICES = {"VOD": 71.34, "HSBA": 873.1, "AZN": 12_254.0, "BP": 468.55, "RIO": 5_121.0}
+
+
+def trades(first: int, count: int) -> pa.RecordBatch:
+    """Return made-up trades, one each 40 milliseconds; every ninth has no venue."""
+    numbers = range(first, first + count)
+    symbols = [list(PRICES)[n * 7 % 11 % len(PRICES)] for n in numbers]
+    return pa.RecordBatch.from_pydict(
+        {
+            "time": pa.array([START_US + 40_000 * n for n in numbers], pa.timestamp("us", "UTC")),
+            "symbol": symbols,
+            "price": [
+                round(PRICES[one] * (1 + n * 13 % 17 / 10_000), 2)
+                for one, n in zip(symbols, numbers, strict=True)
+            ],
+            "size": [50 * (1 + n * 5 % 23) for n in numbers],
+            "venue": [None if n % 9 == 0 else ("XLON", "CHIX", "TRQX")[n % 3] for n in numbers],
+        }
+    )
 
 
 def scene() -> list[dict[str, Any]]:

@@ -143,6 +143,16 @@ def test_a_text_stays_in_its_label_in_mermaid(text: str) -> None:
         assert all(c.isalnum() or c in " _-./:,→…" for c in left), label
 
 
+@pytest.mark.parametrize("text", ["line\\nbreak", "$$x^2$$", "fa:fa-car", "style n0 fill:#f00"])
+def test_mermaid_finds_no_break_formula_icon_or_style_in_a_text(text: str) -> None:
+    drawn = draw_mermaid(hostile(text)).partition("  linkStyle")[0]
+    decoded = re.sub(r"#(\d+);", lambda code: chr(int(code[1])), drawn)
+
+    assert text in decoded.replace("\u200b", "")
+    assert re.findall(r"\\n|\$\$|fa[a-z]?:fa-", decoded) == []
+    assert re.findall(r":\S*#", drawn) == []
+
+
 _DOT = re.compile(r'"(?:[^"\\\n]|\\["\\n])*"')
 
 
@@ -152,6 +162,11 @@ def test_a_text_stays_in_its_quotes_in_dot(text: str) -> None:
     without = [_DOT.sub("Q", line) for line in lines]
 
     assert without == [_DOT.sub("Q", line) for line in draw_dot(hostile("plain")).splitlines()]
+
+
+@given(TEXTS)
+def test_graphviz_finds_no_character_reference_in_a_text(text: str) -> None:
+    assert set(re.findall(r"&\w*;?", draw_dot(hostile(text)))) <= {"&amp;"}
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -6,6 +6,7 @@ neither end a label nor add anything else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ _COLOURS = {"waits": "#c62828", "away": "#b26a00", "flows": "#2e7d32"}
 """Of the most important states; the others are grey."""
 _GREY = "#666666"
 _PLAIN = frozenset(" _-./:,")
+_MARKS = re.compile(r"\\(?=n)|\$(?=\$)|:(?=fa-)")
+"""What mermaid replaces in a decoded label: line breaks, formulas, icons. A space of no width
+goes into it."""
 
 
 class DrawnNode(NamedTuple):
@@ -156,9 +160,12 @@ def _mermaid_label(lines: Iterable[str]) -> str:
 
 def _mermaid_text(text: str) -> str:
     """Return a text with all but letters, digits and a few signs as codes of mermaid."""
-    return "".join(
-        c if c.isalnum() or c in _PLAIN or c in "→…" else f"#{ord(c)};" for c in printable(text)
+    coded = "".join(
+        c if c.isalnum() or c in _PLAIN or c in "→…" else f"#{ord(c)};"
+        for c in _MARKS.sub("\\g<0>\u200b", printable(text))
     )
+    # Mermaid takes codes behind a colon for the colours of a style, and drops the semicolon.
+    return re.sub(r":(?=\S)", "#58;", coded)
 
 
 # ---- Graphviz ------------------------------------------------------------------------------------
@@ -181,5 +188,7 @@ def draw_dot(drawing: Drawing) -> str:
 
 
 def _dot_text(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+    # Graphviz replaces HTML's character references, also in labels that are no HTML.
+    for sign, written in (("&", "&amp;"), ("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n")):
+        text = text.replace(sign, written)
+    return f'"{text}"'
