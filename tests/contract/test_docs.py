@@ -38,6 +38,7 @@ EXAMPLES = (
     *(f"{d}/README.md" for d in ("core", "operator", "pe_agent", "pe_agent/streambroker")),
     "examples/02-control-plane/README.md",
     "docs/*.md",
+    "docs/tutorials/*.md",
 )
 SPARK_OPTIONS = {"path", "checkpointlocation", "queryname"}
 
