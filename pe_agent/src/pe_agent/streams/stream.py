@@ -191,8 +191,7 @@ class Stream:
 
         Args:
             operator: its class, or a function that makes one; called in each window and bucket.
-            name: name of the operator, unique in the query and fixed for a checkpoint; default is
-                the name of its class.
+            name: unique in the query, fixed for a checkpoint; default is the name of its class.
             schema: columns of the first output; default is those of the stream.
             schemas: columns of the outputs, by tag.
             options: buckets, order, limits and reports.
@@ -260,17 +259,16 @@ class Stream:
         """
         from pe_agent.cep.pattern_plan import plan_match_rules
 
-        return PatternStream(
-            *plan_match_rules(
-                self.plan,
-                rules,
-                settings,
-                control_file=control_file,
-                selectors=selectors,
-                name=name,
-                on_outcomes=on_outcomes,
-            )
+        found = plan_match_rules(
+            self.plan,
+            rules,
+            settings,
+            control_file=control_file,
+            selectors=selectors,
+            name=name,
+            on_outcomes=on_outcomes,
         )
+        return PatternStream(*found)
 
     def join_side(self, **inputs: Given) -> SideInputs[Stream, OperatorStream]:
         """Join rows with other streams and tables; see ``streambroker.side``.

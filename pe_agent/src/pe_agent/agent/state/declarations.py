@@ -16,11 +16,10 @@ class PortNotDeclaredError(StreambrokerError):
     code = "UnknownPort"
 
 
-class DeclarationStatus(TypedDict):
-    """Whether the broker has a declaration, and what differs there."""
-
-    told: bool
-    differs: str | None
+DeclarationStatus = TypedDict(  # noqa: UP013 - a member's name is a format
+    "DeclarationStatus", {"told": bool, "differs": str | None}
+)
+"""Whether the broker has a declaration, and what differs there."""
 
 
 class Declarations:
