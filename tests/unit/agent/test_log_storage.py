@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -24,105 +26,13 @@ from pe_agent.log.objects import bucket as bucket_module
 from pe_agent.log.objects import stream_folder, uploader
 from pe_agent.log.objects.bucket import Bucket, BucketError, open_bucket
 from pe_agent.log.objects.chain import Chain, seal
-from pe_agent.log.objects.restore import StoredLog, fetcher, read_stored_log, restore_files
-from pe_agent.log.objects.uploader import LogUploader
+from pe_agent.log.objects.restore import fetcher, read_stored_log, restore_files
 from support.agents.logs import body
 from support.processes.ports import free_port
+from support.storage.one_agent import SEGMENT_BYTES, OneAgent
 
-SEGMENT_BYTES = 700
 PART_BYTES = 150
 """Less than many frames, so that parts end inside of them."""
-
-
-class FaultyBucket(Bucket):
-    """A bucket whose next calls fail, before or after they had their effect.
-
-    Attributes:
-        faults: for each of the next calls that write whether it fails, and whether it has its
-            effect nevertheless.
-    """
-
-    def __init__(self, of: Bucket) -> None:
-        super().__init__(of.url, of._store, of._prefix)
-        self.faults: list[tuple[bool, bool]] = []
-
-    def folder(self, name: str) -> FaultyBucket:
-        inner = FaultyBucket(super().folder(name))
-        inner.faults = self.faults
-        return inner
-
-    def put_new(self, key: str, data: bytes) -> bool:
-        fails, has_effect = self.faults.pop() if self.faults else (False, True)
-        done = super().put_new(key, data) if has_effect else False
-        if fails:
-            raise BucketError("a fault")
-        return done
-
-    def put(self, key: str, data: bytes) -> None:
-        fails, has_effect = self.faults.pop() if self.faults else (False, True)
-        if has_effect:
-            super().put(key, data)
-        if fails:
-            raise BucketError("a fault")
-
-
-class OneAgent:
-    """One agent of the PE: takes over, has a log, and uploads when the test lets it."""
-
-    def __init__(self, bucket: Bucket, directory: Path, committer: Committer) -> None:
-        self.bucket = FaultyBucket(bucket)
-        self.directory = directory
-        self.owner = ownership.claim(bucket)
-        self.snapshots = Chain(bucket, ownership.STATE, self.owner)
-        earlier = ownership.take_over(bucket, self.owner)
-        self.folder = self.bucket.folder("stream")
-        stored = StoredLog()
-        if earlier is not None:
-            stored = read_stored_log(
-                self.folder,
-                owner=earlier.owner,
-                by=self.owner,
-                recorded=earlier.streams["stream"],
-            )
-            restore_files(self.folder, stored, directory)
-        self.log = StreamLog.open(
-            directory,
-            segment_bytes=SEGMENT_BYTES,
-            committer=committer,
-            fetch=fetcher(self.folder, stored, directory),
-        )
-        last = self.log.segments()[-1]
-        stored.cut((last.number, last.end))
-        self.recovered = {
-            address: bytes(self.log.read(address))
-            for address, _, _ in self.log.recovered_frames(set(Kind))
-        }
-        self.appended: dict[Address, bytes] = {}
-        self.uploader = LogUploader(
-            self.folder,
-            self.owner,
-            self.log,
-            uploaded=stored.uploaded,
-            inherited=stored.inherited(),
-            request=lambda _: True,
-            before=self.save,
-        )
-        self.log.uploader = self.uploader
-
-    def save(self) -> None:
-        self.snapshots.append(*ownership.encode(b"", {"stream": self.uploader.record()}))
-
-    def upload(self) -> None:
-        self.log.flush()
-        self.uploader.flush()
-
-    def stored(self) -> dict[Address, bytes]:
-        """Return the own frames that the bucket has."""
-        return {
-            address: data
-            for address, data in self.appended.items()
-            if (address.segment, address.offset + address.length) <= self.uploader.uploaded
-        }
 
 
 class StorageMachine(RuleBasedStateMachine):
@@ -249,6 +159,32 @@ def test_frames_in_storage_only_are_fetched_when_they_are_read(tmp_path: Path) -
     assert numbers == sorted({address.segment for address in addresses})
     assert not list(directory.glob("*.remote"))
     log.close()
+    first.log.close()
+    committer.close()
+
+
+def test_a_kill_while_files_are_restored_leaves_only_whole_ones(tmp_path: Path) -> None:
+    """What a kill would leave is read at each call and return of the threads that restore."""
+    bucket, committer = open_bucket("memory://"), Committer(threads=1)
+    first = OneAgent(bucket, tmp_path / "1", committer)
+    for n in range(10):
+        first.log.append(Kind.NOTE, b"", body(n, 300))
+    first.uploader.request_all()
+    first.upload()
+    directory, found = tmp_path / "2", set[str]()
+
+    def read(_frame: FrameType, _event: str, _call: object) -> None:
+        found.update(path.read_text() for path in directory.glob("*.remote"))
+
+    threading.setprofile(read)
+    try:
+        second = OneAgent(bucket, directory, committer)
+    finally:
+        threading.setprofile(None)
+
+    assert found
+    assert "" not in found
+    second.log.close()
     first.log.close()
     committer.close()
 

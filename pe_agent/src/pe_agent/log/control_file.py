@@ -39,12 +39,13 @@ class ControlFile:
     """A file of control tuples, to which programs append."""
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file, or create it.
+        """Open the file, or create it and its folder.
 
         Raises:
             AlignedError: it is no file of control tuples.
         """
         self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._open_locked() as file:
             if not file.read(1):
                 head = {"v": VERSION, "log": f"file-{uuid.uuid4().hex}"}

@@ -296,12 +296,12 @@ class StorageTier:
     def close(self) -> None:
         """Upload what is left, then stop."""
         self._bucket.end_retries()
-        for uploader in self._uploaders.values():
+        for uploader in list(self._uploaders.values()):
             uploader.request_all()
         if self._store is not None:
             self._committer.request(self)
         self._committer.close()
-        for uploader in self._uploaders.values():
+        for uploader in list(self._uploaders.values()):
             uploader.close()
 
 

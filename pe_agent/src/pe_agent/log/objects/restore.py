@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pe_agent.log import index, segments
-from pe_agent.log.atomic_file import sync_directory
+from pe_agent.log.atomic_file import replace_file, sync_directory
 from pe_agent.log.errors import LogCorrupt
 from pe_agent.log.objects.bucket import Bucket
 from pe_agent.log.objects.chain import body_of, read_links, seal
@@ -175,7 +175,7 @@ def _stand_in(bucket: Bucket, path: Path, piece: Piece) -> bool:
     index.index_path(path).write_bytes(entries)
     if index.end_of(path, begin=segments.HEADER_BYTES) != piece.end:
         return False
-    segments.remote_path(path).write_text(str(piece.end))
+    replace_file(segments.remote_path(path), str(piece.end), durable=True)
     return True
 
 
