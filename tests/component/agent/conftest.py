@@ -8,21 +8,39 @@ from pathlib import Path
 import pytest
 
 from support.cuts.cast import Cast
-from support.storage.servers import MISSING, is_built, s3_server
+from support.storage.servers import (
+    EMULATOR_MISSING,
+    MISSING,
+    azure_server,
+    is_built,
+    is_emulator_installed,
+    s3_server,
+)
 
 ROWS_PER_CAST = 10
 """An agent that is started again recovers the logs of all rows before: they must not pile up."""
 
 
 @pytest.fixture(
-    params=["file", pytest.param("s3", marks=pytest.mark.skipif(not is_built(), reason=MISSING))]
+    params=[
+        "file",
+        pytest.param("s3", marks=pytest.mark.skipif(not is_built(), reason=MISSING)),
+        pytest.param(
+            "az",
+            marks=[
+                pytest.mark.long,
+                pytest.mark.skipif(not is_emulator_installed(), reason=EMULATOR_MISSING),
+            ],
+        ),
+    ]
 )
 def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mapping[str, str]]:
     """Environment of agents with a bucket."""
     if request.param == "file":
         yield {"STREAMBROKER_STORAGE": f"file://{tmp_path}/a shared directory"}
         return
-    with s3_server(tmp_path / "s3") as environment:
+    server = s3_server if request.param == "s3" else azure_server
+    with server(tmp_path / request.param) as environment:
         yield environment
 
 

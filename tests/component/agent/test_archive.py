@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -77,7 +77,7 @@ def test_an_archive_outlives_the_disk(agents: Pair) -> None:
 
 
 def test_a_reader_starts_with_the_first_epoch_from_a_time_on(agents: Pair) -> None:
-    time = datetime.now(timezone.utc).isoformat()
+    time = datetime.now(UTC).isoformat()
     Publishing(agents.exporter).publish(EPOCHS, wide(EPOCHS))
     connect(agents, time)
     assert read_all(agents, ROWS * (EPOCHS + 1))[0] == ROWS * EPOCHS

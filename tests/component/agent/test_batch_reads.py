@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +110,9 @@ def test_the_claims_last_until_the_last_task_has_read(agents: Pair) -> None:
 
 
 def test_a_batch_read_is_from_a_time_to_a_time(agents: Pair) -> None:
-    start = datetime.now(timezone.utc).isoformat()
+    start = datetime.now(UTC).isoformat()
     publish(agents, EPOCHS, 1)
-    end = datetime.now(timezone.utc).isoformat()
+    end = datetime.now(UTC).isoformat()
     publish(agents, EPOCHS + 1, 1)
     middle = list(range(ROWS * EPOCHS, ROWS * (EPOCHS + 1)))
     assert read(batch(agents, start=start, end=end)) == middle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def test_the_command_prints_rows_as_table_json_csv_and_arrow(
 
 
 def test_values_that_json_lacks_become_text() -> None:
-    moment = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+    moment = datetime(2026, 1, 31, 12, tzinfo=UTC)
     values = [2**53 + 1, float("nan"), Decimal("1.10"), moment, b"\x00\xff", {"a": [b"\x01"]}, None]
     assert [peek._plain(one) for one in values] == [
         "9007199254740993", "nan", "1.10", "2026-01-31T12:00:00+00:00", "00ff", {"a": ["01"]}, None,

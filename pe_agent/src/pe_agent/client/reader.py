@@ -43,7 +43,7 @@ from streambroker_core.wire.agent_rpc.reader import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 log = logging.getLogger("pe_agent")
 

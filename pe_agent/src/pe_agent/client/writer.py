@@ -32,7 +32,7 @@ from streambroker_core.wire.agent_rpc.publisher import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing import Self, Unpack
 
 log = logging.getLogger("pe_agent")
 

@@ -20,6 +20,7 @@ import pyarrow.flight as flight
 from pe_agent.transport import agent_tls
 from pe_agent.transport import broker_trust as tls
 from pe_agent.transport.agent_tls import AgentTrust
+from pe_agent.transport.exit_guard import guard
 from pe_agent.transport.flight_errors import METADATA_BYTES, AgentUnreachableError, from_flight
 from pe_agent.transport.messages import BlockMetadata
 from streambroker_core.wire.agent_rpc.codec import R, Request, decode_response, to_json
@@ -189,10 +190,11 @@ class AgentClient:
         if self.token:
             body["token"] = self.token  # for an agent of the previous release
         try:
-            results = self._client().do_action(
-                flight.Action(action, json.dumps(body).encode()), self._options(timeout)
-            )
-            response: dict[str, Any] = json.loads(next(iter(results)).body.to_pybytes())
+            with guard.call():
+                results = self._client().do_action(
+                    flight.Action(action, json.dumps(body).encode()), self._options(timeout)
+                )
+                response: dict[str, Any] = json.loads(next(iter(results)).body.to_pybytes())
         except (flight.FlightError, pa.ArrowException, OSError, StopIteration) as error:
             raise from_flight(error, self.location) from None
         return response
@@ -209,14 +211,15 @@ class AgentClient:
             json.dumps({**command, "token": self.token}).encode()
         )
         try:
-            writer, reader = self._client().do_put(descriptor, schema, self._options())
-            try:
-                for batch in batches:
-                    writer.write_batch(batch)
-                writer.done_writing()
-                response = reader.read()
-            finally:
-                writer.close()
+            with guard.call():
+                writer, reader = self._client().do_put(descriptor, schema, self._options())
+                try:
+                    for batch in batches:
+                        writer.write_batch(batch)
+                    writer.done_writing()
+                    response = reader.read()
+                finally:
+                    writer.close()
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             raise from_flight(error, self.location) from None
         if response is None:
@@ -235,11 +238,13 @@ class AgentClient:
             AgentUnreachableError, AgentRefusedError: see :meth:`call`; also in the middle.
         """
         try:
-            reader = self._client().do_get(flight.Ticket(json.dumps(ticket).encode()))
+            with guard.call():
+                reader = self._client().do_get(flight.Ticket(json.dumps(ticket).encode()))
             try:
                 while True:
                     _stalls.watch(id(reader), stall, reader.cancel)
-                    chunk = next(reader, None)
+                    with guard.call():
+                        chunk = next(reader, None)
                     _stalls.forget(id(reader))
                     if chunk is None:
                         break

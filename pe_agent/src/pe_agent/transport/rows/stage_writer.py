@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,9 +63,7 @@ class StageWriter:
                     renewed = answer.occupied.renewed
                 elif not logged:
                     logged = True
-                    log.warning(
-                        "export %s waits for its readers: %s", self.request.export, answer.waiting
-                    )
+                    log.warning("%s", describe_wait(self.request.export, answer.waiting))
             time.sleep(0.05)
 
     def stage(self, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> dict[str, Any]:
@@ -159,3 +157,18 @@ def _rows(
     for batch in rest:
         taken[:] = [batch]
         yield batch
+
+
+def describe_wait(export: str, waiting: Mapping[str, Any]) -> str:
+    """Return which limit an export has reached, and which readers it waits for."""
+    full = (waiting["held"], waiting["limit"], "buffer.maxBytes")
+    if waiting["held"] < waiting["limit"]:
+        full = (waiting["memory"], waiting["memory_limit"], "memory for the list of epochs")
+    readers = ", ".join(
+        f"{of['import']} ({of['bytes']:,} bytes{', away' if of['away'] else ''})"
+        for of in waiting["holders"]
+    )
+    return (
+        f"export {export} waits: it keeps {full[0]:,} bytes for its readers, and the limit"
+        f" ({full[2]}) is {full[1]:,}. Not read yet by {readers}."
+    )
