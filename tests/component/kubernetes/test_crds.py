@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from streambroker_core.wire.manifests.rules import write_rule_spec
 from support.clusters.api_server import APPLY, CRDS, GROUP, MERGE, Answer, ApiServer
 from support.kubernetes.samples import Sample, accepted, samples
 
+BETA = "/apis/streambroker.io/v1beta1"
 DEFAULTS = {
     "pe": 0,
     "allowFilter": True,
@@ -31,11 +33,11 @@ invalid = pytest.mark.parametrize("sample", samples("invalid"), ids=lambda sampl
 class Door:
     """The API server's paths for the Exports and Imports of one namespace."""
 
-    def __init__(self, api: ApiServer, namespace: str) -> None:
-        self.api, self.namespace = api, namespace
+    def __init__(self, api: ApiServer, namespace: str, group: str = GROUP) -> None:
+        self.api, self.namespace, self.group = api, namespace, group
 
     def create(self, plural: str, body: Any) -> Answer:
-        path = f"{GROUP}/namespaces/{self.namespace}/{plural}?fieldValidation=Strict"
+        path = f"{self.group}/namespaces/{self.namespace}/{plural}?fieldValidation=Strict"
         return self.api.request("POST", path, body)
 
     def apply(self, plural: str, body: Any) -> Answer:
@@ -52,7 +54,7 @@ class Door:
         return self.apply(sample.plural, sample.texts[-1])
 
     def path(self, plural: str, name: str = "sample") -> str:
-        return f"{GROUP}/namespaces/{self.namespace}/{plural}/{name}"
+        return f"{self.group}/namespaces/{self.namespace}/{plural}/{name}"
 
     def spec(self, plural: str, name: str = "sample") -> dict[str, Any]:
         answer = self.api.request("GET", self.path(plural, name))
@@ -108,6 +110,25 @@ def test_the_broker_reads_a_stored_sample_as_it_reads_the_file(door: Door, sampl
     stored = door.api.request("GET", door.path(sample.plural)).body
 
     assert spec_of(accepted(stored)) == spec_of(accepted(sample.documents[-1]))
+
+
+@valid
+@pytest.mark.compatibility(
+    "Export, Import, PatternProcessor",
+    "the API server stores a resource of `v1beta1` as the same of `v1alpha1`",
+)
+def test_a_sample_means_the_same_in_both_versions(door: Door, sample: Sample) -> None:
+    beta = Door(door.api, door.namespace, BETA)
+    written = [text.replace("/v1alpha1", "/v1beta1") for text in sample.texts]
+    answer = beta.put_up(replace(sample, texts=tuple(written)))
+    assert answer.body.get("apiVersion") == "streambroker.io/v1beta1", answer.message
+
+    stored = door.api.request("GET", door.path(sample.plural)).body
+    assert (stored["apiVersion"], stored["spec"]) == (
+        "streambroker.io/v1alpha1",
+        answer.body["spec"],
+    )
+    assert spec_of(accepted(answer.body)) == spec_of(accepted(stored))
 
 
 def spec_of(resource: Resource | Rule) -> Any:
@@ -497,8 +518,8 @@ def test_the_api_server_keeps_every_keyword_of_the_schema(api: ApiServer, path: 
     written = json.loads(
         api.kubectl("create", "--dry-run=client", "-o", "json", "-f", str(path)).stdout
     )
-    (version,), (kept,) = written["spec"]["versions"], answer.body["spec"]["versions"]
+    versions, kept = written["spec"]["versions"], answer.body["spec"]["versions"]
 
-    assert kept["schema"] == version["schema"]
-    assert kept["selectableFields"] == version["selectableFields"]
+    for of in ("name", "schema", "selectableFields", "additionalPrinterColumns"):
+        assert [one[of] for one in kept] == [one[of] for one in versions]
     assert conditions.get("NonStructuralSchema", "False") == "False"

@@ -62,6 +62,22 @@ def document(kind: str, spec: Any, **metadata: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.compatibility(
+    "Export, Import, PatternProcessor",
+    "`v1alpha1` and `v1beta1` are read as the same; another version is refused by name",
+)
+def test_both_versions_are_read_as_the_same_and_no_other_is() -> None:
+    written = document("Export", FULL_EXPORT)
+    beta = {**written, "apiVersion": "streambroker.io/v1beta1"}
+
+    assert read_manifest(beta) == read_manifest(written)
+    with pytest.raises(
+        ManifestError,
+        match=r"has to be streambroker\.io/v1beta1 or streambroker\.io/v1alpha1",
+    ):
+        read_manifest({**written, "apiVersion": "streambroker.io/v1"})
+
+
 def test_every_field_of_an_export_is_read() -> None:
     found = read_manifest(document("Export", FULL_EXPORT, uid="u", generation=3))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple, TypedDict, TypeVar
 
@@ -58,6 +58,9 @@ MAX_SPEC = 48 * 1024
 GROUP = "streambroker.io"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+"""What is written and stored: release 0.1.0 knows no other, and an upgrade can be rolled back."""
+READ_API_VERSIONS = (f"{GROUP}/v1beta1", API_VERSION)
+"""What is read. The versions have the same fields."""
 PLURALS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}
 """Plural of each port kind, in paths, permissions and the command line."""
 OBJECTS: Mapping[AnyKind, str] = {
@@ -151,8 +154,9 @@ def read_document(
     fields = Fields(document, loose=loose)
     fields.allow_only(("apiVersion", "kind", "metadata", "spec", "status"))
     version = fields.text("apiVersion")
-    if version != API_VERSION:
-        raise fields.error_at("apiVersion", f"is {version!r}; it has to be {API_VERSION}")
+    if version not in READ_API_VERSIONS:
+        known = " or ".join(READ_API_VERSIONS)
+        raise fields.error_at("apiVersion", f"is {version!r}; it has to be {known}")
     words = {str(kind): kind for kind in kinds}
     if not fields.has("kind"):
         raise fields.error_at("kind", "is required")
@@ -467,7 +471,7 @@ def _read_created(metadata: Fields) -> float:
             "creationTimestamp", f"is {text!r}, not an RFC 3339 time"
         ) from error
     if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
+        moment = moment.replace(tzinfo=UTC)
     return moment.timestamp()
 
 
@@ -584,5 +588,5 @@ def write_metadata(resource: Resource | Rule, name: str, version: int | None) ->
 
 
 def _format_time(seconds: float) -> str:
-    moment = datetime.fromtimestamp(seconds, tz=timezone.utc)
+    moment = datetime.fromtimestamp(seconds, tz=UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
