@@ -23,15 +23,15 @@ WORKLOADS = (
     Workload(shape="relaxed", keys=100_000),
 )
 TIMED = (WORKLOADS[2], WORKLOADS[9])
-"""Of these the partial matches are told, too, whose time is over."""
-OURS = {"": (False, WORKLOADS), ", time-outs told": (True, TIMED)}
-"""How ours runs, whether it tells time-outs, and which workloads so."""
+"""Workloads whose timed-out partial matches are reported, too."""
+OURS = {"": (False, WORKLOADS), ", time-outs reported": (True, TIMED)}
+"""How ours runs: whether it reports time-outs, and with which workloads."""
 MODES: dict[str, tuple[Mode, str, tuple[Workload, ...]]] = {
     "Flink": ("plain", "", WORKLOADS),
     "Flink without exchange": ("chained", "", (WORKLOADS[1],)),
-    "Flink, time-outs told": ("timeouts", ", time-outs told", TIMED),
+    "Flink, time-outs reported": ("timeouts", ", time-outs reported", TIMED),
 }
-"""How Flink runs, what of ours it is the peer of, and which workloads so."""
+"""How Flink runs, its peer of ours, and with which workloads."""
 
 
 class MatchesDifferError(Exception):

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ NAMES = (
     "explain",
     "console_page",
     "console_many",
-    "peek_follow",
+    "console_peek",
     "control",
     "micro_batch",
     "aligned",
@@ -71,7 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmarks that are asked for; returns the exit code."""
     parser = argparse.ArgumentParser(prog="benchmarks", description="Measure against peers.")
     parser.add_argument(
-        "names", nargs="*", metavar="name", help="which; all but the long ones by default"
+        "names",
+        nargs="*",
+        metavar="name",
+        help="which, or a group: console is all console_…; all but the long ones by default",
     )
     parser.add_argument("--list", action="store_true", help="say what each one measures")
     parser.add_argument("--rounds", type=int, default=5)
@@ -85,12 +88,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, module in modules.items():
             sys.stdout.write(f"{name:16} {module.PURPOSE}\n")
         return 0
-    unknown = [name for name in options.names if name not in modules]
-    if unknown:
-        parser.error(f"there is no benchmark {unknown[0]!r}; --list names them")
+    chosen = list[str]()
+    for name in options.names or NAMES:
+        group = [one for one in modules if one.startswith(f"{name}_")]
+        if name not in modules and not group:
+            parser.error(f"there is no benchmark {name!r}; --list names them")
+        chosen += [name] if name in modules else group
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # children too
     results: dict[str, Any] = {"machine": machine(), "benchmarks": {}}
-    for name in options.names or NAMES:
+    for name in chosen:
         results["benchmarks"][name] = _measure(modules[name], options)
         _write(results, options.json)
     return 0
@@ -115,7 +121,7 @@ def _measure(module: Any, options: argparse.Namespace) -> dict[str, Any]:
             say(str(missing))
     return {
         "purpose": module.PURPOSE,
-        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "rounds": rounds,
         "rows": count,
         "seconds": round(time.monotonic() - began, 1),

@@ -52,7 +52,7 @@ class Tab:
             try:
                 await asyncio.wait_for(self._changed.wait(), POLL_S)
                 await asyncio.sleep(SETTLE_S)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 pass
             self._changed.clear()
 

@@ -48,6 +48,14 @@ def test_the_topology_shows_the_jobs_and_the_route_of_the_example(console: Conso
     expect(console.page.get_by_text("5 jobs, 1 route")).to_be_visible()
 
 
+def test_the_drawing_stays_while_a_search_loads(console: Console) -> None:
+    canvas = console.page.get_by_test_id("canvas")
+    canvas.evaluate("element => { element.isTheSame = true }")
+    console.page.get_by_role("searchbox", name="Search jobs").fill("xetra")
+    expect(console.job("lab")).to_have_count(0)
+    assert canvas.evaluate("element => element.isTheSame")
+
+
 def test_a_search_finds_names_properties_and_expressions(console: Console) -> None:
     search = console.page.get_by_role("searchbox", name="Search jobs")
     search.fill("xetra")
@@ -156,6 +164,21 @@ def test_a_mistake_in_a_filter_is_marked_at_its_place(console: Console) -> None:
     expect(page.locator(".editor-marks mark")).to_have_text("=")
     expect(page.get_by_text("line 1, column 9")).to_be_visible()
     expect(page.get_by_role("button", name="Apply filter")).to_be_disabled()
+
+
+def test_a_key_right_behind_a_completion_finds_its_place(console: Console) -> None:
+    console.go("why")
+    field = console.page.get_by_label("Subscription of an Import")
+    field.press_sequentially("ki")
+    expect(console.page.get_by_role("option", name="kind")).to_be_visible()
+    field.evaluate(
+        """element => {
+          const enter = { key: 'Enter', bubbles: true, cancelable: true };
+          element.dispatchEvent(new KeyboardEvent('keydown', enter));
+          document.execCommand('insertText', false, ' == 1');
+        }"""
+    )
+    expect(field).to_have_value("kind == 1")
 
 
 def test_the_editor_completes_names_and_values(console: Console) -> None:

@@ -93,15 +93,14 @@ export function Editor(props: Props) {
     setActive(0);
   };
   const take = (choice: Choice) => {
-    const at = caret ?? props.value.length;
-    const start = at - offer.word.length;
-    const next = props.value.slice(0, start) + choice.text + props.value.slice(at);
-    props.onInput(next);
+    const input = field.current;
+    if (!input) return;
+    const at = caret ?? input.value.length;
+    // At once, not with the next drawing: keys that follow have to find the text and the caret there.
+    input.setRangeText(choice.text, at - offer.word.length, at, "end");
+    input.focus();
+    props.onInput(input.value);
     setCaret(null);
-    requestAnimationFrame(() => {
-      field.current?.focus();
-      field.current?.setSelectionRange(start + choice.text.length, start + choice.text.length);
-    });
   };
   const onKeyDown = (event: KeyboardEvent) => {
     if ((event.ctrlKey || event.metaKey) && event.key === " ") return event.preventDefault(), track();

@@ -16,7 +16,7 @@ const MAX_LISTED = 300;
 
 function Search({ query }: { query: Query }) {
   const [text, setText] = useState(query.match ?? "");
-  const settled = useSettled(text, 300);
+  const settled = useSettled(text, 100);
   const shown = useRef(query.match ?? "");
   useEffect(() => {
     if ((query.match ?? "") !== shown.current) setText((shown.current = query.match ?? ""));
@@ -273,10 +273,11 @@ export function Topology({ query }: { query: Query }) {
   const request = { namespace, focus, hops: focus ? hops : undefined, match, group };
   const scope = JSON.stringify([request, folded]);
   const loaded = useLoaded(`graph ${JSON.stringify(request)}`, (signal) => get<Graph>("graph", request, signal));
-  const graph = useMemo(
-    () => (loaded.data && folded && group === undefined ? fold(loaded.data) : loaded.data),
-    [loaded.data, folded, group],
-  );
+  // The drawing stays until the next one is there: it would be laid out again, and the page would jump.
+  const last = useRef<{ data: Graph; scope: string } | null>(null);
+  if (loaded.data) last.current = { data: loaded.data, scope };
+  const { data, scope: drawn } = (loaded.loading && last.current) || { data: loaded.data, scope };
+  const graph = useMemo(() => (data && folded && group === undefined ? fold(data) : data), [data, folded, group]);
   const choose = (id: string | null) => go("topology", { ...query, chosen: id ?? undefined });
   const open = (id: string) => {
     if (id.startsWith("group:")) return go("topology", { ns: query.ns, folded, group: id.slice("group:".length) });
@@ -284,7 +285,7 @@ export function Topology({ query }: { query: Query }) {
     go("topology", { ...query, focus: id, hops: "1", chosen: id });
   };
   const node = graph?.nodes.find((one) => one.id === chosen);
-  const groups = loaded.data?.nodes.some((one) => one.application) ?? false;
+  const groups = data?.nodes.some((one) => one.application) ?? false;
   return (
     <div class="topology">
       <h1 class="hidden">Topology</h1>
@@ -299,7 +300,7 @@ export function Topology({ query }: { query: Query }) {
         )}
       </div>
       {loaded.error && !graph && <Failure error={loaded.error} retry={loaded.reload} />}
-      {loaded.loading && <Skeleton lines={6} />}
+      {loaded.loading && !graph && <Skeleton lines={6} />}
       {graph && graph.nodes.length === 0 && (
         <Empty title={match ? "No job matches" : "No jobs yet"}>
           {match ? (
@@ -313,9 +314,9 @@ export function Topology({ query }: { query: Query }) {
         </Empty>
       )}
       {graph && graph.nodes.length > 0 && (
-        <div class="panes">
+        <div class="panes" aria-busy={loaded.loading}>
           <JobList graph={graph} chosen={chosen} choose={choose} />
-          <Drawing graph={graph} scope={scope} chosen={chosen} choose={choose} open={open} />
+          <Drawing graph={graph} scope={drawn} chosen={chosen} choose={choose} open={open} />
           {node && <Details node={node} graph={graph} query={query} key={node.id} />}
         </div>
       )}

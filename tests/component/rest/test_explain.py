@@ -258,14 +258,17 @@ async def test_what_ifs_of_one_principal_are_not_counted_for_another(guarded: Re
     assert (asked[-1], other.status) == (429, 200)
 
 
-@pytest.mark.parametrize("limit", ["MAX_ROUTES", "MAX_FORECAST_S"])
+@pytest.mark.parametrize(
+    ("limit", "reason"), [("MAX_ROUTES", "affect more than"), ("MAX_FORECAST_S", "take longer")]
+)
 async def test_a_what_if_of_too_much_is_ended(
-    pair: Rest, monkeypatch: pytest.MonkeyPatch, limit: str
+    pair: Rest, monkeypatch: pytest.MonkeyPatch, limit: str, reason: str
 ) -> None:
     monkeypatch.setattr(diagnose, limit, -1)
     answer = await pair("POST", "/whatif", {"resources": [manifest("Import", "a", "p", **IMPORT)]})
 
     assert (answer.status, answer.code) == (422, "ForecastTooLarge")
+    assert reason in answer.body["detail"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import quote
 
@@ -112,6 +114,27 @@ async def test_equal_requests_share_an_answer_for_a_moment(
     assert asked == [7, 8, 7, 7]
 
 
+async def test_pages_that_ask_at_once_after_a_change_share_what_one_has_built(
+    pair: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[object] = []
+    build_graph = graph.build_graph
+
+    def counted(*arguments: Any) -> graph.JobGraph:
+        built.append(arguments)
+        return build_graph(*arguments)
+
+    monkeypatch.setattr(graph, "build_graph", counted)
+    for text in ("price > 20.0", "price > 30.0"):
+        await pair("PUT", ALERTS + "/filter", {"filter": text})
+        answers = await asyncio.gather(*(pair("GET", "/graph") for _ in range(50)))
+
+        assert {one.status for one in answers} == {200}
+        filters = {one.body["edges"][0]["list"][0]["filter"] for one in answers}
+        assert filters == {text}
+    assert len(built) == 2
+
+
 async def test_a_graph_is_never_larger_than_its_limit(rest: Rest) -> None:
     for number in range(12):
         application = {"name": f"app{number % 3}"}
@@ -201,7 +224,7 @@ async def test_the_page_learns_without_a_token_only_that_it_needs_one(guarded: R
         "authentication": True,
         "peek": answer.body["peek"],
         "readOnly": False,
-        "version": "0.1.0",
+        "version": version("streambroker-operator"),
     }
     assert (await guarded("GET", "/ui", Authorization="Bearer wrong-0123456789ab")).status == 401
 

@@ -1,4 +1,4 @@
-"""The pages whose examples are asked of a broker: explain, REST by hand, routes without Spark."""
+"""The pages whose examples are sent to a broker: explain, use REST, routes without Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.brokers.commands import Cli
 
 ROOT = Path(__file__).parents[3]
 TOUR = ROOT / "examples/02-control-plane"
-EXPLAIN, BY_HAND = (ROOT / f"docs/{name}.md" for name in ("explain", "rest"))
+EXPLAIN, BY_HAND = (ROOT / f"docs/{name}.md" for name in ("explain", "how-to/use-rest"))
 BASE = "http://127.0.0.1:8470/api/subscriptions"
 
 
@@ -78,7 +78,7 @@ async def test_the_tour_ends_as_it_says(cli: Cli) -> None:
     assert set(codes.values()) == {0}
 
 
-# ---- rest.md -----------------------------------------------------------------------------------
+# ---- how-to/use-rest.md ------------------------------------------------------------------------
 
 
 def curl() -> argparse.ArgumentParser:

@@ -105,10 +105,10 @@ def create_app(
     )
     app[UNDER_WAY] = WeakValueDictionary()
     app[LIST_CACHES] = ListCaches(runtime)
-    app[graph.JOB_GRAPHS] = graph.JobGraphs(runtime, app[LIST_CACHES])
     app[pe.EXCHANGE_KEYS] = pe.new_keys()
     app[diagnose.FORECASTS] = diagnose.Forecasts()
     app[reports.REPORTS] = reports.Reports()
+    app[graph.JOB_GRAPHS] = graph.JobGraphs(runtime, app[LIST_CACHES], app[reports.REPORTS])
     if tokens is not None:
         app[authentication.TOKENS] = tokens
     if guard is not None:

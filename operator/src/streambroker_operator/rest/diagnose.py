@@ -312,13 +312,16 @@ def limit_forecast(seconds: float) -> Callable[[int], None]:
     end = time.monotonic() + seconds
 
     def watch(found: int) -> None:
-        if found > MAX_ROUTES or time.monotonic() > end:
-            raise RequestError(
-                422,
-                "ForecastTooLarge",
-                f"These changes affect more than {MAX_ROUTES:,} routes, or take longer than"
-                f" {seconds:g} s to predict. Send fewer of them at once.",
+        problem = ""
+        if found > MAX_ROUTES:
+            problem = f"affect more than {MAX_ROUTES:,} routes. Send fewer of them at once."
+        elif time.monotonic() > end:
+            problem = (
+                f"take longer than {seconds:g} s to predict. Send fewer of them at once, or send"
+                " them again when the broker is less busy."
             )
+        if problem:
+            raise RequestError(422, "ForecastTooLarge", f"These changes {problem}")
 
     return watch
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -14,12 +15,12 @@ from streambroker_core import graph
 from streambroker_core.model import PeKey, Route, is_label
 from streambroker_core.wire.reports.route_states import most_important, route_state
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.agents.reports import REPORTS, AgentReports, top_rows
+from streambroker_operator.rest.agents.reports import AgentReports, Reports, top_rows
 from streambroker_operator.rest.guard.rate_limits import caller_name
 from streambroker_operator.rest.http import requests
 from streambroker_operator.rest.http.paths import GRAPH
 from streambroker_operator.rest.http.responses import encode_long
-from streambroker_operator.rest.lists.list_cache import CACHE_TTL_S, LIST_CACHES, ListCaches
+from streambroker_operator.rest.lists.list_cache import CACHE_TTL_S, ListCaches
 from streambroker_operator.runtime.bodies import route_body
 from streambroker_operator.runtime.runtime import Runtime
 
@@ -43,23 +44,72 @@ routes = web.RouteTableDef()
 class JobGraphs:
     """Graphs of namespaces, and answers; built again only after the board has changed.
 
-    Many open pages make the same request, and only the rates of an answer change by themselves.
+    Many open pages make the same request at the same moment, after each change: one of them has
+    the answer built, and all get it.
     """
 
-    def __init__(self, runtime: Runtime, caches: ListCaches) -> None:
+    def __init__(self, runtime: Runtime, caches: ListCaches, reports: Reports) -> None:
         self._runtime = runtime
         self._caches = caches
+        self._reports = reports
         self._change = -1
         self._graphs: dict[str, graph.JobGraph] = {}
         self._answers: dict[tuple[str, str], tuple[float, bytes]] = {}
+        self._building: dict[tuple[str, str, int], asyncio.Task[bytes]] = {}
         self._end: asyncio.TimerHandle | None = None
 
-    async def get_current(self, namespace: str, caller: str) -> tuple[graph.JobGraph, str]:
-        """Return the graph of a namespace (``*``: of all), and the version of the board.
+    async def answer(
+        self, namespace: str, query: str, question: graph.Question, caller: str
+    ) -> bytes:
+        """Return the answer to a question, the text of which is ``query``.
 
         Raises:
-            RequestError: 429, too many of the caller's requests are waiting.
+            RequestError: 404, there is no such job; 429, too many of the caller's requests are
+                waiting.
         """
+        change = self._runtime.change_log.count
+        made, body = self._answers.get((namespace, query), (-math.inf, b""))
+        if change == self._change and time.monotonic() < made + ANSWER_TTL_S:
+            return body
+        key = namespace, query, change
+        building = self._building.get(key)
+        if building is None:
+            building = asyncio.create_task(self._build(namespace, query, question, caller))
+            self._building[key] = building
+            building.add_done_callback(partial(self._end_building, key))
+        # A page that goes away does not end what others wait for.
+        return await asyncio.shield(building)
+
+    def _end_building(self, key: tuple[str, str, int], building: asyncio.Task[bytes]) -> None:
+        del self._building[key]
+        if not building.cancelled():
+            building.exception()  # Else it is logged if all pages that wait have gone.
+
+    async def _build(
+        self, namespace: str, query: str, question: graph.Question, caller: str
+    ) -> bytes:
+        jobs, change = await self._get_current(namespace, caller)
+        if question.focus is not None and question.focus not in jobs.jobs:
+            raise RequestError(404, "UnknownJob", f"There is no job {question.focus}.")
+        version = f"{self._runtime.change_log.session}.{change}"
+        async with self._caches.routes.queue.turn(caller):
+            now = time.monotonic()
+            agent_reports = self._reports.snapshot(now)
+
+            def build() -> bytes:
+                body = _body(graph.answer(jobs, question), agent_reports, now)
+                return encode_long({**body, "version": version, "limit": question.limit})
+
+            body = await asyncio.to_thread(build)
+            if change == self._change:
+                known = self._answers.items()
+                self._answers = {k: one for k, one in known if now < one[0] + ANSWER_TTL_S}
+                if len(self._answers) < MAX_ANSWERS:
+                    self._answers[namespace, query] = now, body
+        return body
+
+    async def _get_current(self, namespace: str, caller: str) -> tuple[graph.JobGraph, int]:
+        """Return the graph of a namespace (``*``: of all), and the change that it is of."""
         if self._end is not None:
             self._end.cancel()
         self._end = asyncio.get_running_loop().call_later(CACHE_TTL_S, self._graphs.clear)
@@ -80,20 +130,7 @@ class JobGraphs:
                 while len(self._graphs) >= MAX_GRAPHS:
                     del self._graphs[next(iter(self._graphs))]
                 self._graphs[namespace] = found
-        return found, f"{self._runtime.change_log.session}.{cached.change}"
-
-    def find_answer(self, key: tuple[str, str], now: float) -> bytes | None:
-        """Return the answer to an equal request, if it is recent; `now` is monotonic."""
-        made, body = self._answers.get(key, (-math.inf, b""))
-        return body if now < made + ANSWER_TTL_S else None
-
-    def keep_answer(self, key: tuple[str, str], version: str, now: float, body: bytes) -> None:
-        """Keep an answer, unless the board has changed meanwhile."""
-        if version != f"{self._runtime.change_log.session}.{self._change}":
-            return
-        self._answers = {k: a for k, a in self._answers.items() if now < a[0] + ANSWER_TTL_S}
-        if len(self._answers) < MAX_ANSWERS:
-            self._answers[key] = now, body
+        return found, cached.change
 
 
 JOB_GRAPHS = web.AppKey("job graphs", JobGraphs)
@@ -103,25 +140,9 @@ JOB_GRAPHS = web.AppKey("job graphs", JobGraphs)
 async def get_graph(request: web.Request) -> web.Response:
     """Return the graph of a namespace, or of all with ``?namespace=*``, or a part of it."""
     namespace, caller = requests.parse_namespace_or_all(request), caller_name(request)
-    question = _read_question(request)
-    jobs, version = await request.app[JOB_GRAPHS].get_current(namespace, caller)
-    if question.focus is not None and question.focus not in jobs.jobs:
-        raise RequestError(404, "UnknownJob", f"There is no job {question.focus}.")
-    key, graphs = (namespace, request.query_string), request.app[JOB_GRAPHS]
-    async with request.app[LIST_CACHES].routes.queue.turn(caller):
-        now = time.monotonic()
-        agent_reports = request.app[REPORTS].snapshot(now)
-        known = graphs.find_answer(key, now)
-
-        def answer() -> bytes:
-            found = graph.answer(jobs, question)
-            body = _body(found, agent_reports, now)
-            return encode_long({**body, "version": version, "limit": question.limit})
-
-        if known is None:
-            known = await asyncio.to_thread(answer)
-            graphs.keep_answer(key, version, now, known)
-    return web.Response(body=known, content_type="application/json")
+    question, graphs = _read_question(request), request.app[JOB_GRAPHS]
+    body = await graphs.answer(namespace, request.query_string, question, caller)
+    return web.Response(body=body, content_type="application/json")
 
 
 def _read_question(request: web.Request) -> graph.Question:

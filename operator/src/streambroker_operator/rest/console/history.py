@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import web
@@ -48,7 +48,7 @@ def _read_port(kind: Kind, text: str, namespace: str) -> tuple[Kind, PortKey]:
 
 
 def _body(change: Change) -> dict[str, Any]:
-    moment = datetime.fromtimestamp(change.time, timezone.utc)
+    moment = datetime.fromtimestamp(change.time, UTC)
     return {
         "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "kind": change.kind,
