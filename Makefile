@@ -6,11 +6,12 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 CLASSES := $(VENV)/spark.jsa
+VERSION := $(shell cat VERSION)
 # Spark starts its Python workers by name: put the environment first on the path.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-SOURCES := core/src operator/src pe_agent/src pe_agent/streambroker/src charts docs/build.py docs/rest_reference.py requirements tests benchmarks examples
+SOURCES := core/src operator/src pe_agent/src pe_agent/streambroker/src charts docs/build.py docs/charts.py docs/rest_reference.py docs/versions.py release requirements tests benchmarks examples
 
 .DEFAULT_GOAL := help
 
@@ -48,11 +49,9 @@ chart: $(READY) ## write what is made from the chart's values and the CRDs, and 
 	$(BIN)/python charts/generate.py
 
 .PHONY: images
-images: $(READY) ## build the images of the broker and of Spark (needs docker, or DOCKER=podman)
-	rm -rf dist && for one in core operator pe_agent pe_agent/streambroker; do \
-	  (cd $$one && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/dist) || exit 1; done
-	$(DOCKER) build -f docker/broker/Dockerfile -t streambroker/broker:0.1.0 .
-	$(DOCKER) build -f docker/spark/Dockerfile -t streambroker/spark:0.1.0 .
+images: dist ## build the images of the broker and of Spark (needs docker, or DOCKER=podman)
+	$(DOCKER) build -f docker/broker/Dockerfile -t streambroker/broker:$(VERSION) .
+	$(DOCKER) build -f docker/spark/Dockerfile -t streambroker/spark:$(VERSION) .
 
 # The page is built again when its sources are newer.
 PAGE := operator/src/streambroker_operator/ui/dist/index.html
@@ -74,11 +73,51 @@ $(SITE): .venv-docs/.ready $(PAGE) $(PAGES)
 docs-serve: .venv-docs/.ready $(PAGE) ## serve the documentation site on http://127.0.0.1:8000
 	$(DOCS) docs/build.py --serve
 
+.PHONY: docs-versions
+docs-versions: .venv-docs/.ready $(PAGE) ## build the sites of all releases and of this checkout, with a selector, in .site/all
+	$(DOCS) docs/versions.py
+
 DOCS := PYTHONPATH=pe_agent/streambroker/src .venv-docs/bin/python
 .venv-docs/.ready: requirements/docs.txt
 	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python requirements/install.py requirements/docs.txt
 	@touch $@
+
+##@ Release
+
+.PHONY: version
+version: $(READY) ## write the version of the file VERSION to all that follows from it
+	$(BIN)/python release/version.py
+	$(BIN)/python charts/generate.py
+	PYTHONPATH=tests $(BIN)/python -m support.contracts.goldens --write
+
+# With REPOSITORY=https://host/owner/name the metadata have addresses.
+.PHONY: dist
+dist: $(READY) $(PAGE) ## build sdists and wheels in dist/, twice, and compare their bytes; and the plugin of kubectl
+	$(BIN)/python release/packages.py
+	$(BIN)/python release/kubectl_plugin.py
+
+TOOLS := .venv-release
+.PHONY: release-dry-run
+release-dry-run: dist $(TOOLS)/syft ## build, check and install a release, and run the first stream and the demonstration
+	$(BIN)/python release/dry_run.py
+	$(BIN)/python -m pytest -q tests/component/kubernetes/test_chart_install.py -k packaged
+
+.PHONY: test-matrix
+test-matrix: dist $(TOOLS)/.ready ## selected tests on Python 3.11 to 3.14, with the lowest and newest dependencies: PYTHONS="3.12 3.13"
+	$(BIN)/python release/matrix.py $(PYTHONS)
+
+$(TOOLS)/.ready: requirements/release.txt
+	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python requirements/install.py requirements/release.txt
+	@touch $@
+
+# Lists contents as SPDX. What Go downloads and compiles is removed after the build.
+SYFT := v1.57.1
+$(TOOLS)/syft: $(TOOLS)/.ready
+	GOBIN=$(CURDIR)/$(TOOLS) GOMODCACHE=$(CURDIR)/$(TOOLS)/go/mod GOCACHE=$(CURDIR)/$(TOOLS)/go/build CGO_ENABLED=0 GOFLAGS=-modcacherw \
+	  go install -trimpath -ldflags "-s -w" github.com/anchore/syft/cmd/syft@$(SYFT)
+	rm -rf $(TOOLS)/go
 
 ##@ Test
 
@@ -109,7 +148,7 @@ $(VENV)/.browser: $(READY) requirements/console.txt
 	@touch $@
 
 .PHONY: test-long
-test-long: $(CLASSES) kube-assets ## what `make test-all` leaves out: kill tables, ten times the examples: some hours
+test-long: $(CLASSES) kube-assets storage-server storage-emulators release-dry-run ## what `make test-all` leaves out: kill tables, ten times the examples, a release: some hours
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAPPED) HYPOTHESIS_PROFILE=long $(BIN)/python tests/run.py --some -m "(long or hypothesis) and not node" --timeout 1800 --durations 20
 
 # Tests start dozens of JVMs: each maps Spark's classes and does not read them again.
@@ -135,6 +174,14 @@ e2e: $(READY) ## two jobs as pods on a real node, or on the cluster of KUBECONFI
 test-unit: $(READY) ## unit tests only: no network, no Spark
 	$(BIN)/python -m pytest tests/unit
 
+.PHONY: test-upgrade
+test-upgrade: $(READY) ## the last release with this one, upgraded and rolled back; chart and CRDs if `make kube-assets` was run
+	$(BIN)/python -m pytest tests/component/upgrade tests/component/kubernetes/test_chart_install.py tests/component/kubernetes/test_crds.py
+
+.PHONY: test-kubernetes
+test-kubernetes: $(READY) kube-assets ## the tests on an API server, also of another version: KUBERNETES=v1.33.13
+	STREAMBROKER_REQUIRE_CLUSTER=1 $(BIN)/python -m pytest tests/component/kubernetes -m "not long and not node"
+
 .PHONY: test-spark42
 test-spark42: .venv-spark42/.ready ## the Spark tests on PySpark 4.2
 	PYSPARK_PYTHON=$(CURDIR)/.venv-spark42/bin/python .venv-spark42/bin/python -m pytest tests/component/spark tests/e2e --ignore tests/e2e/test_node.py -m "not long" -k "spark"
@@ -150,11 +197,15 @@ test-spark42: .venv-spark42/.ready ## the Spark tests on PySpark 4.2
 storage-server: ## build versitygw, the S3 server of the tests, once: 4 minutes, needs Go
 	tests/support/storage/build.sh
 
+.PHONY: storage-emulators
+storage-emulators: ## install Azurite, which emulates Azure for the long tests of object storage: needs Node 20
+	tests/support/storage/emulators.sh
+
 .PHONY: storage-drill
 storage-drill: $(READY) storage-server ## lose the disk of an agent RUNS times under load; STORAGE=url for another bucket
 	PYTHONPATH=tests $(BIN)/python -m support.storage.drill $(or $(RUNS),20) $(STORAGE)
 
-# Kept in .kube/<version>, or in the folder that KUBEBUILDER_ASSETS names. Programs that are there already are not built again.
+# Kept in .kube/<version>, or in the folder that KUBEBUILDER_ASSETS names. KUBERNETES names another version. Programs that are there already are not built again.
 .PHONY: kube-assets
 kube-assets: ## build kube-apiserver, etcd and kubectl for the tests, once: 6 minutes, needs Go
 	tests/cluster/build.sh api
@@ -176,6 +227,40 @@ check: $(READY) ## format, lint, types, layers
 	$(BIN)/lint-imports --no-cache > $(VENV)/layers.txt || { cat $(VENV)/layers.txt; exit 1; }
 	$(BIN)/mypy
 
+# Both check the workflows: actionlint is built with Go, zizmor comes from pip.
+.PHONY: lint-workflows
+lint-workflows: .venv-workflows/.ready ## check .github with actionlint and zizmor (needs Go)
+	.venv-workflows/bin/actionlint
+	.venv-workflows/bin/zizmor --offline --no-progress .github
+
+# Compares the locks with the known holes that the package index lists.
+.PHONY: audit
+audit: .venv-workflows/.ready ## look for known holes in what the images and the environment of the tests lock
+	for name in broker spark dev; do .venv-workflows/bin/pip-audit --disable-pip --require-hashes --progress-spinner off -r requirements/$$name.txt || exit 1; done
+
+ACTIONLINT := v1.7.12
+.venv-workflows/.ready: requirements/workflows.txt
+	test -x .venv-workflows/bin/python || $(PYTHON) -m venv .venv-workflows
+	.venv-workflows/bin/python requirements/install.py requirements/workflows.txt
+	GOBIN=$(CURDIR)/.venv-workflows/bin go install github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT)
+	@touch $@
+
+##@ Publish
+
+# The workflow `release` runs these, see docs/project/releasing.md.
+.PHONY: release-tag
+release-tag: ## check that TAG is that of a release: version and changelog
+	@.ci/tag.sh "$(TAG)"
+
+.PHONY: push-images
+push-images: ## build images for amd64 and arm64 and push them to REGISTRY (needs docker)
+	docker/push.sh
+
+.PHONY: push-chart
+push-chart: ## push the chart in dist/ to REGISTRY (needs helm)
+	@test -n "$(REGISTRY)" || { echo "push-chart: Set REGISTRY to where the chart goes, for instance registry.example.com/streams."; exit 2; }
+	helm push dist/streambroker-*.tgz "oci://$(REGISTRY)/charts"
+
 ##@ Work
 
 .PHONY: fmt
@@ -184,8 +269,13 @@ fmt: $(READY) ## format, and mend what the linter can
 	$(BIN)/ruff format --quiet $(SOURCES)
 
 .PHONY: bench
-bench: $(READY) ## measure, offline; figures to benchmarks/results/
+bench: $(READY) .venv-docs/.ready ## measure, offline; figures and their charts to benchmarks/results/
 	$(BIN)/python -m benchmarks $(BENCH)
+	.venv-docs/bin/python docs/charts.py benchmarks/results/latest.json benchmarks/results
+
+.PHONY: charts
+charts: .venv-docs/.ready ## draw docs/images/chart-*.svg from benchmarks/measured.json
+	.venv-docs/bin/python docs/charts.py
 
 .PHONY: bench-setup
 bench-setup: $(READY) ## fetch Kafka and Flink, peers of some benchmarks, into benchmarks/peer (needs Maven)
@@ -193,7 +283,7 @@ bench-setup: $(READY) ## fetch Kafka and Flink, peers of some benchmarks, into b
 
 .PHONY: lock
 lock: ## write the lock files anew (needs uv)
-	cd requirements && for name in dev jdk spark42 broker spark console node docs; do \
+	cd requirements && for name in dev jdk spark42 broker spark console node docs release workflows; do \
 	  uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet $$name.in -o $$name.txt; done
 
 .PHONY: console-lock
@@ -202,4 +292,4 @@ console-lock: ## write console/package-lock.json without addresses of registries
 
 .PHONY: clean
 clean: ## remove the environments, the built programs and caches
-	rm -rf .venv .venv-spark42 .venv-docs .site .kube .storage .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-spark42 .venv-docs .venv-release .venv-matrix .venv-workflows .site .kube .storage .mypy_cache .ruff_cache .pytest_cache .hypothesis

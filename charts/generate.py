@@ -30,10 +30,15 @@ CHART = ROOT / "charts/streambroker"
 NAMESPACE = "streambroker"
 HEAD = """\
 # Made from charts/streambroker by `make chart`. The Secret streambroker-key is not here: the broker
-# makes it if it is missing, because a key in a public file is none.
+# makes it if it is missing, because a key in a public file is none. The image has a registry that
+# cannot exist: overlays name yours under `images`.
 """
-ONE_FILE = {"key": {"create": False, "byBroker": True}, "agentTls": {"mode": "off"}}
-"""Values of the rendered file, which is public: it has no keys."""
+ONE_FILE = {
+    "image": {"registry": "registry.invalid"},
+    "key": {"create": False, "byBroker": True},
+    "agentTls": {"mode": "off"},
+}
+"""Values of the rendered file, which is public: no keys, and a registry that cannot exist."""
 
 _LINE = re.compile(r"^( *)([A-Za-z]+):(.*)$")
 
@@ -44,6 +49,10 @@ class Plain(yaml.SafeDumper):
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         """Indent lists below their key."""
         super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Write what two keys share at both."""
+        return True
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:

@@ -4,6 +4,7 @@
 #   build.sh api     kube-apiserver, etcd and kubectl
 #   build.sh node    also kubelet, kube-controller-manager, kube-scheduler, kube-proxy and coredns
 #
+# KUBERNETES names another version than that of go.mod, for instance v1.33.13.
 # The folder is .kube/<version> of this checkout, or KUBEBUILDER_ASSETS. Programs that are already there are kept. An etcd and a
 # kubectl of this machine are linked if their version fits; all other programs are built from source with Go. What Go
 # downloads and compiles is kept in .kube/go, unless GOMODCACHE and GOCACHE name other folders, and is removed after the build.
@@ -11,7 +12,9 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
-version=$(awk '$1 == "require" && $2 == "k8s.io/kubernetes" {print $3} $1 == "k8s.io/kubernetes" {print $2}' "$here/go.mod")
+pinned=$(awk '$1 == "require" && $2 == "k8s.io/kubernetes" {print $3} $1 == "k8s.io/kubernetes" {print $2}' "$here/go.mod")
+version=${KUBERNETES:-$pinned}
+[[ $version =~ ^v1\.[0-9]+\.[0-9]+$ ]] || { echo "kube-assets: KUBERNETES is $version; it has to be like $pinned" >&2; exit 2; }
 target=${KUBEBUILDER_ASSETS:-$root/.kube/$version}
 
 case ${1:-} in
@@ -19,7 +22,7 @@ case ${1:-} in
   node)
     programs=(etcd kubectl kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet coredns)
     size="about 14 minutes on 2 cores, 5 GB of disk meanwhile and 0.6 GB afterwards" ;;
-  *) sed -n '2,5p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,6p' "$0" >&2; exit 2 ;;
 esac
 
 find_missing() {
@@ -57,6 +60,12 @@ if ! command -v go >/dev/null; then
 fi
 echo "kube-assets: building ${missing[*]} $version into $target: $size" >&2
 
+# Makes the module of another version of Kubernetes: what go.mod pins is not for it, so Go chooses.
+other_module() {
+  sed -n -e '1,/^go /p' -e "s|^\t\(k8s.io/kubernetes\) .*|require \1 $version|p" "$here/go.mod"
+  sed -n -e '/^replace (/,/^)/p' "$here/go.mod" | sed "s|v0\..*|v0.${version#v1.}|"
+}
+
 package_of() {
   case $1 in
     etcd) echo go.etcd.io/etcd/server/v3 ;;
@@ -70,17 +79,28 @@ names=k8s.io/component-base/version
 flags="-s -w -X $names.gitVersion=$version -X $names.gitMajor=1 -X $names.gitMinor=${minor%%.*} -X $names.gitTreeState=clean"
 caches=$root/.kube/go
 export GOMODCACHE=${GOMODCACHE:-$caches/mod} GOCACHE=${GOCACHE:-$caches/build} GOTOOLCHAIN=local CGO_ENABLED=0
-export GOFLAGS="-mod=readonly -modcacherw" # with -modcacherw the folder can be removed by rm
+export GOFLAGS="-modcacherw" # with -modcacherw the folder can be removed by rm
 # A program is moved to its place when it is complete, so an interrupted build leaves no broken one.
 work=$(mktemp -d "$target/.build-XXXXXX")
 trap 'rm -rf "$work"' EXIT
+kubernetes=$here
+if [ "$version" != "$pinned" ]; then
+  kubernetes=$work/module
+  mkdir "$kubernetes"
+  other_module >"$kubernetes/go.mod"
+fi
 number=0
 for program in "${missing[@]}"; do
   began=$SECONDS number=$((number + 1))
   echo "kube-assets: $number of ${#missing[@]}, $program" >&2
-  module=$here
-  [ "$program" != coredns ] || module=$here/dns
-  if ! (cd "$module" && go build -trimpath -buildvcs=false -ldflags "$flags" -o "$work/$program" "$(package_of "$program")") 2>&1 |
+  case $program in
+    etcd) module=$here ;;
+    coredns) module=$here/dns ;;
+    *) module=$kubernetes ;;
+  esac
+  mode=readonly
+  [[ $module == "$here"* ]] || mode=mod
+  if ! (cd "$module" && go build -mod=$mode -trimpath -buildvcs=false -ldflags "$flags" -o "$work/$program" "$(package_of "$program")") 2>&1 |
     awk '/^go: downloading/ {if (++count % 25 == 0) print "kube-assets: " count " modules downloaded"; next} {print}' >&2; then
     echo "kube-assets: building $program failed, see above" >&2
     exit 1

@@ -62,9 +62,13 @@ for one in broker spark; do
   build build --quiet --layers --pull-never --isolation chroot --format docker "${machine[@]}" \
     --build-arg "BASE=$base" -f "$root/docker/$one/Dockerfile" -t "$image" "$context" >"$work/$one.log" 2>&1 ||
     { tail -40 "$work/$one.log" >&2; exit 1; }
+  container=$(build from --pull-never "$image")
+  found=$(build run --user 0 --isolation chroot "$container" -- find / -xdev -path '*-packages/pip')
+  [ -z "$found" ] || { say "$one has pip: $found"; exit 1; }
+  build rm "$container" >/dev/null
   rm -f "$target/$one.tar"
   build push --quiet "$image" "docker-archive:$target/$one.tar:$image"
-  say "$one, $((SECONDS - began)) s"
+  say "$one, $(du -h "$target/$one.tar" | cut -f1), $((SECONDS - began)) s"
 done
 
 pause=docker.io/streambroker/pause:0.1.0

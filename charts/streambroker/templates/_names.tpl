@@ -114,10 +114,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{- define "streambroker.image" -}}
+{{- $registry := required "image.registry: name the registry that has the image, for instance --set image.registry=registry.example.com/streams (the project has none of its own: make images builds the image, see docs/kubernetes.md)" .Values.image.registry -}}
+{{- $name := printf "%s/%s" $registry .Values.image.repository -}}
 {{- if .Values.image.digest -}}
-{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- printf "%s@%s" $name .Values.image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- printf "%s:%s" $name (default .Chart.AppVersion .Values.image.tag) -}}
 {{- end -}}
 {{- end -}}
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,11 +23,18 @@ from support.clusters.replicas import connected, declare, operator, status_of
 from support.kubernetes import charts
 from support.kubernetes.samples import samples
 from support.processes.ports import free_port
+from support.processes.releases import Release
 from support.processes.waiting import until
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 STREAMS = "/apis/streambroker.io/v1alpha1"
 OVERLAY = charts.ROOT / "deploy/overlays/jobs"
+EXPORT: dict[str, Any] = {
+    "apiVersion": "streambroker.io/v1alpha1",
+    "kind": "Export",
+    "metadata": {"name": "trades"},
+    "spec": {"job": "feed", "port": "trades", "streamId": "trades"},
+}
 FOREIGN = ("Certificate", "PrometheusRule", "ServiceMonitor")
 
 
@@ -98,23 +106,29 @@ def replicas(cluster: ApiServer, place: str) -> Any:
 
 
 def without_crds(**values: Any) -> dict[str, Any]:
-    return {"crds": {"create": False}, **values}
+    return charts.with_registry({"crds": {"create": False}, **values})
 
 
 # ---- life of a release -----------------------------------------------------------------------
 
 
-def test_a_release_is_installed_upgraded_rolled_back_and_keeps_its_key(
-    cluster: ApiServer, place: str, helm: helm_python.Config
+def test_a_packaged_chart_is_installed_upgraded_rolled_back_and_keeps_its_key(
+    cluster: ApiServer, place: str, helm: helm_python.Config, tmp_path: Path
 ) -> None:
-    assert helm.install(charts.CHART, charts.RELEASE)["status"] == "deployed"
+    packaged = helm_python.package(charts.CHART, destination=tmp_path)
+    installed = helm.install(packaged, charts.RELEASE, charts.with_registry())
+    assert installed["status"] == "deployed"
     made = key(cluster, place)
     assert made is not None
     assert len(base64.b64decode(made)) == 32
     assert replicas(cluster, place) == 2
     assert get(cluster, f"{CRDS}/exports.streambroker.io") is not None
 
-    helm.upgrade(charts.CHART, charts.RELEASE, {"replicas": 3, "logLevel": "DEBUG"})
+    helm.upgrade(
+        charts.CHART,
+        charts.RELEASE,
+        charts.with_registry({"replicas": 3, "logLevel": "DEBUG"}),
+    )
     assert (replicas(cluster, place), key(cluster, place)) == (3, made)
 
     helm.rollback(charts.RELEASE)
@@ -122,19 +136,43 @@ def test_a_release_is_installed_upgraded_rolled_back_and_keeps_its_key(
     assert [each["revision"] for each in helm.history(charts.RELEASE)] == [1, 2, 3]
 
 
+@pytest.mark.compatibility(
+    "chart",
+    "the chart of the last release is upgraded and rolled back; key and resources stay",
+)
+def test_the_chart_of_the_last_release_is_upgraded_to_this_one_and_rolled_back(
+    cluster: ApiServer, place: str, helm: helm_python.Config, released: Release
+) -> None:
+    helm.install(released.chart, charts.RELEASE)
+    made = key(cluster, place)
+    exports = f"{STREAMS}/namespaces/{place}/exports"
+    assert cluster.request("POST", exports, EXPORT).status == 201
+
+    helm.upgrade(charts.CHART, charts.RELEASE, charts.with_registry())
+    stored = {"durability": "stored"}
+    change = cluster.request("PATCH", f"{exports}/trades", {"spec": stored}, content_type=MERGE)
+    assert change.body["spec"].items() >= {**EXPORT["spec"], **stored}.items()
+    assert key(cluster, place) == made
+    newer = json.dumps(EXPORT).replace("v1alpha1", "v1beta1").replace("trades", "quotes")
+    applied = cluster.kubectl("-n", place, "apply", "-f", "-", stdin=newer)
+    assert applied.stdout == "export.streambroker.io/quotes created\n", applied.stderr
+
+    helm.rollback(charts.RELEASE)
+    older = newer.replace("v1beta1", "v1alpha1")
+    applied = cluster.kubectl("-n", place, "apply", "-f", "-", stdin=older)
+    assert applied.returncode == 0, applied.stderr
+    assert get(cluster, f"{exports}/quotes")["metadata"]["generation"] == 1
+    assert get(cluster, f"{exports}/trades")["spec"].items() >= EXPORT["spec"].items()
+    assert (replicas(cluster, place), key(cluster, place)) == (2, made)
+
+
 def test_uninstalling_leaves_streams_and_the_key_and_an_install_goes_on_with_both(
     cluster: ApiServer, place: str, helm: helm_python.Config
 ) -> None:
-    helm.install(charts.CHART, charts.RELEASE)
+    helm.install(charts.CHART, charts.RELEASE, charts.with_registry())
     made = key(cluster, place)
     stream = f"{STREAMS}/namespaces/{place}/exports"
-    body = {
-        "apiVersion": "streambroker.io/v1alpha1",
-        "kind": "Export",
-        "metadata": {"name": "trades"},
-        "spec": {"job": "feed", "port": "trades", "streamId": "trades"},
-    }
-    assert cluster.request("POST", stream, body).status == 201
+    assert cluster.request("POST", stream, EXPORT).status == 201
     uid = get(cluster, f"{stream}/trades")["metadata"]["uid"]
 
     helm.uninstall(charts.RELEASE)
@@ -143,7 +181,8 @@ def test_uninstalling_leaves_streams_and_the_key_and_an_install_goes_on_with_bot
     assert get(cluster, f"{stream}/trades")["metadata"]["uid"] == uid
     assert key(cluster, place) == made
 
-    assert helm.install(charts.CHART, charts.RELEASE)["status"] == "deployed"
+    installed = helm.install(charts.CHART, charts.RELEASE, charts.with_registry())
+    assert installed["status"] == "deployed"
     assert get(cluster, f"{stream}/trades")["metadata"]["uid"] == uid
     assert key(cluster, place) == made
 
@@ -243,6 +282,7 @@ def test_the_overlay_is_what_the_chart_makes_for_the_namespace_of_the_examples(
     cluster: ApiServer,
 ) -> None:
     values = {
+        "image": {"registry": "registry.example.com/streams"},
         "watchNamespaces": ["jobs"],
         "key": {"create": False, "byBroker": True},
         "agentTls": {"mode": "off"},
@@ -404,7 +444,7 @@ def test_the_rights_of_the_chart_are_enough_to_follow_what_it_watches_and_nothin
         "list": (others, others),
         "all": ("*", everywhere),
     }[watched]
-    helm.install(charts.CHART, charts.RELEASE, {"watchNamespaces": value})
+    helm.install(charts.CHART, charts.RELEASE, charts.with_registry({"watchNamespaces": value}))
     cluster.await_kinds()
     options = options_of(cluster, place)
     audience = ("https://kubernetes.default.svc",)
@@ -496,7 +536,8 @@ SEEN = (
 def test_the_admission_policy_refuses_what_the_crds_cannot_see(
     cluster: ApiServer, place: str, helm: helm_python.Config
 ) -> None:
-    helm.install(charts.CHART, charts.RELEASE, {"admissionPolicy": {"enabled": True}})
+    values = charts.with_registry({"admissionPolicy": {"enabled": True}})
+    helm.install(charts.CHART, charts.RELEASE, values)
     path = f"{STREAMS}/namespaces/{place}/exports?dryRun=All&fieldValidation=Strict"
     bad = {each.name: each for each in samples("invalid") if each.only_by_broker}
     assert {name for name in bad if name.startswith("export-property")} == set(SEEN)
@@ -506,8 +547,9 @@ def test_the_admission_policy_refuses_what_the_crds_cannot_see(
 
     # It takes a moment until the API server follows a new policy.
     until(refused, 30.0, "the policy is in force")
-    for name in SEEN:
-        answer = cluster.request("POST", path, bad[name].documents[-1])
+    for name, version in product(SEEN, ("v1alpha1", "v1beta1")):
+        document = {**bad[name].documents[-1], "apiVersion": f"streambroker.io/{version}"}
+        answer = cluster.request("POST", path.replace("v1alpha1", version), document)
         assert (answer.status, "spec.properties: " in answer.message) == (422, True), name
     for good in samples("valid"):
         if good.plural == "exports" and len(good.documents) == 1:
@@ -525,7 +567,9 @@ def subscribed(cluster: ApiServer, place: str, subscription: str, **more: Any) -
     """Have an Import applied as people do; return what kubectl did."""
     spec = {"job": "alerts", "port": "in", "subscription": subscription, **more}
     metadata = {"name": "alerts", "namespace": place}
-    body = {**declared("Import"), "metadata": metadata, "spec": spec}
+    # The versions that people write. The broker gets v1alpha1.
+    head = {**declared("Import"), "apiVersion": "streambroker.io/v1beta1"}
+    body = {**head, "metadata": metadata, "spec": spec}
     return cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(body))
 
 
@@ -537,7 +581,7 @@ def test_the_webhook_refuses_at_the_api_server_what_rest_refuses_with_the_place(
     cluster: ApiServer, place: str, helm: helm_python.Config, tmp_path: Path
 ) -> None:
     """The broker has the account, the Secret and the rights that the chart makes."""
-    helm.install(charts.CHART, charts.RELEASE, {"webhook": {"enabled": True}})
+    helm.install(charts.CHART, charts.RELEASE, charts.with_registry({"webhook": {"enabled": True}}))
     cluster.await_kinds()
     # No Service leads anywhere here.
     port = free_port()

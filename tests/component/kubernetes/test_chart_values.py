@@ -111,6 +111,8 @@ def test_maps_that_users_fill_hold_texts_only() -> None:
         ({"tls": {"mode": True}}, "/tls/mode"),
         ({"agentTls": {"mode": "on"}}, "/agentTls/mode"),
         ({"image": {"digest": "sha256:1"}}, "/image/digest"),
+        ({"image": {"registry": "https://images.example.com"}}, "/image/registry"),
+        ({"image": {"registry": "images.example.com/"}}, "/image/registry"),
         ({"runAsUser": 0}, "/runAsUser"),
         ({"extraArgs": ["feeder"]}, "/extraArgs/0"),
         ({"extraEnv": [{"name": "TZ"}]}, "value"),
@@ -148,6 +150,20 @@ def test_what_a_tls_mode_needs_is_asked_for(values: dict[str, Any], reported: st
         charts.files(values)
 
 
+def test_a_chart_without_a_registry_is_refused_and_an_example_is_given() -> None:
+    with pytest.raises(helm_python.HelmRenderError) as refused:
+        charts.chart().render({}, name=charts.RELEASE, namespace=charts.NAMESPACE)
+    assert "image.registry: name the registry that has the image" in str(refused.value)
+    assert "--set image.registry=registry.example.com/streams" in str(refused.value)
+
+
+def test_a_registry_with_a_port_and_a_path_stands_before_the_image() -> None:
+    found = charts.objects({"image": {"registry": "images.example.com:5000/streams"}})
+    for _, pod in charts.pods(found):
+        [container] = pod["spec"]["containers"]
+        assert container["image"].startswith("images.example.com:5000/streams/streambroker/broker:")
+
+
 def test_a_bare_off_in_a_values_file_is_off() -> None:
     values = helm_python.values_from_yaml("{tls: {mode: off}, agentTls: {mode: off}}")
     assert values == {"tls": {"mode": False}, "agentTls": {"mode": False}}
@@ -160,7 +176,11 @@ def test_a_bare_off_in_a_values_file_is_off() -> None:
 @pytest.mark.parametrize("values", charts.VARIANTS.values(), ids=charts.VARIANTS)
 def test_lint_finds_nothing_wrong(values: dict[str, Any]) -> None:
     report = helm_python.lint(
-        charts.CHART, values, strict=True, namespace="sb", kube_version="v1.34.4"
+        charts.CHART,
+        charts.with_registry(values),
+        strict=True,
+        namespace="sb",
+        kube_version="v1.34.4",
     )
     # 1 is information: the chart has no icon.
     assert [each for each in report["messages"] if each["severity"] > 1] == []

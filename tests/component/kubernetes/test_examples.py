@@ -14,7 +14,7 @@ import yaml
 from pe_agent.agent.process import STORAGE_VARIABLE, parse_settings
 from pe_agent.transport import broker_trust as tls
 from pe_agent.transport.agent_tls import INSECURE_VARIABLE
-from streambroker_core.wire.manifests.ports import API_VERSION, read_manifest
+from streambroker_core.wire.manifests.ports import READ_API_VERSIONS, read_manifest
 from support.kubernetes import charts
 
 HOME = charts.ROOT / "examples/kubernetes"
@@ -41,7 +41,7 @@ def everything() -> list[charts.Object]:
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.relative_to(HOME)))
 def test_a_manifest_is_valid(path: Path) -> None:
     for each in documents(str(path.relative_to(HOME))):
-        if each["apiVersion"] == API_VERSION:
+        if each["apiVersion"] in READ_API_VERSIONS:
             read_manifest(each)
         elif each["kind"] == "Pod":
             # Spark fills in name, image and volumes of its own.

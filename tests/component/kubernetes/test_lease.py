@@ -12,13 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from streambroker_operator.kubernetes.replicas.election import LeaseTiming
 from support.clusters import lease as lease_process
 from support.clusters.api_server import ApiServer
 from support.processes.frozen import freeze, thaw
 from support.processes.waiting import until
 
-TRIES = 3
-"""A busy machine may be slow once."""
+UNCHANGED_S = LeaseTiming().duration_s - LeaseTiming().retry_s
+"""A Lease expires this long after its holder died, at the earliest.
+
+How soon another follows is held in virtual time by the unit tests of the election.
+"""
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/streambroker"
 
 
@@ -92,33 +96,24 @@ def holder(server: ApiServer, namespace: str) -> str:
     return str(server.request("GET", LEASES.format(namespace)).body["spec"]["holderIdentity"])
 
 
-def test_who_is_terminated_lets_the_other_lead_within_three_seconds(
+def test_who_is_terminated_gives_its_lease_up_and_the_other_leads_before_it_could_expire(
     api: ApiServer, namespace: str
 ) -> None:
-    for _ in range(TRIES):
-        with two(api, namespace) as (first, second):
-            time_of_signal = time.monotonic()
-            first.process.terminate()
-            took = second.leading(10) - time_of_signal
-            assert first.process.wait(20) == 0
-        if took <= 3.0:
-            return
-    raise AssertionError(f"it took {took} s")
+    with two(api, namespace) as (first, second):
+        terminated = time.monotonic()
+        first.process.terminate()
+        assert second.leading(25) - terminated < UNCHANGED_S
+        assert first.process.wait(20) == 0
 
 
 @pytest.mark.slow
 def test_who_is_killed_is_followed_when_its_lease_has_run_out(
     api: ApiServer, namespace: str
 ) -> None:
-    for _ in range(TRIES):
-        with two(api, namespace) as (first, second):
-            killed = time.monotonic()
-            first.process.kill()
-            took = second.leading(25) - killed
-        assert took >= 11.0
-        if took <= 16.0:
-            return
-    raise AssertionError(f"it took {took} s")
+    with two(api, namespace) as (first, second):
+        killed = time.monotonic()
+        first.process.kill()
+        assert second.leading(60) - killed >= UNCHANGED_S
 
 
 @pytest.mark.long
@@ -131,8 +126,8 @@ def test_an_api_server_that_hangs_ends_leading_and_it_goes_on_afterwards(
         candidate.leading(10)
         freeze(own_api.program.pid)
         paused = time.monotonic()
-        until(lambda: not candidate.leads, 15, "it does not lead")
-        assert candidate.reported[-1][0] - paused <= 10.5
+        until(lambda: not candidate.leads, 30, "it does not lead")
+        assert candidate.reported[-1][0] - paused <= LeaseTiming().duration_s
 
         thaw(own_api.program.pid)
         candidate.leading(20)
