@@ -69,15 +69,18 @@ class Mixed(Connected):
         self.batches += 1
         return list(range(first, first + 10))
 
-    def replace(self, name: str) -> None:
-        """Kill a process, and start one of this release on its files and at its address."""
+    def replace(self, name: str, released: Release | None = None) -> None:
+        """Kill a process, and start another on its files and at its address.
+
+        It is of this release, or of ``released``.
+        """
         if name == BROKER:
             self.broker.kill()
-            self.broker = self.broker.restart()
+            self.broker = self.broker.restart(released.search_path if released else "")
             return
         agent = self.exporter if name == FEED else self.importer
         agent.kill()
-        agent.environment = None
+        agent.environment = {"PYTHONPATH": released.search_path} if released else None
         agent.start()
 
     def set_filter(self, text: str) -> None:
@@ -144,6 +147,10 @@ def version_of(process: AgentProcess | Broker, released: Release) -> str:
     ],
     ids=["old broker and exporter", "old broker and importer", "old exporter", "old importer"],
 )
+@pytest.mark.compatibility(
+    "agents and broker",
+    "rows, control tuples and filters pass between old and new ones, in each combination",
+)
 def test_rows_and_control_pass_between_an_old_and_a_new_agent_and_a_filter_set_later_holds(
     mixed: Callable[..., Mixed], released: Release, old: tuple[str, ...]
 ) -> None:
@@ -170,6 +177,10 @@ def test_rows_and_control_pass_between_an_old_and_a_new_agent_and_a_filter_set_l
     run.stop()
 
 
+@pytest.mark.compatibility(
+    "data directories and the database",
+    "new agents and a new broker go on with what killed old ones have left",
+)
 def test_what_old_agents_have_published_planned_and_counted_goes_on_at_new_ones(
     mixed: Callable[..., Mixed],
 ) -> None:
@@ -208,22 +219,30 @@ def test_what_old_agents_have_published_planned_and_counted_goes_on_at_new_ones(
     [(BROKER, ALERTS, FEED), pytest.param((FEED, ALERTS, BROKER), marks=pytest.mark.slow)],
     ids=" then ".join,
 )
-def test_rows_flow_on_while_one_process_after_the_other_is_replaced_by_a_new_one(
-    mixed: Callable[..., Mixed], order: tuple[str, ...]
+@pytest.mark.compatibility(
+    "agents and broker",
+    "each is upgraded and rolled back under load; every row is counted",
+)
+def test_rows_flow_on_while_one_process_after_the_other_is_upgraded_and_rolled_back(
+    mixed: Callable[..., Mixed], released: Release, order: tuple[str, ...]
 ) -> None:
-    """What was declared stays: the filter is that of the first broker until it is set again."""
+    """What was declared stays: a filter is that of the broker before until it is set again."""
     one = mixed(*ALL)
-    one.set_filter(EVEN)
     run = Run(one.importer, reconnect=SECONDS)
-    for epoch, name in enumerate(order):
-        published = one.publish()
-        assert run.read(up_to(run, epoch + 1)) == published[::2]
-        one.replace(name)
-        if name == ALERTS:
-            run.stop()
-            run = Run(one.importer, at=run.at, reconnect=SECONDS)
-    one.set_filter("n % 5 == 0")
+    for release, divisor in ((None, 2), (released, 5)):
+        one.set_filter(f"n % {divisor} == 0")
+        for name in order:
+            published = one.publish()
+            assert run.read(up_to(run, one.batches)) == published[::divisor]
+            one.replace(name, release)
+            if name == ALERTS:
+                run.stop()
+                run = Run(one.importer, at=run.at, reconnect=SECONDS)
+        processes = (one.broker, one.exporter, one.importer)
+        expected = "old" if release else "new"
+        assert [version_of(process, released) for process in processes] == [expected] * 3
+    one.set_filter(EVEN)
     published = one.publish()
-    assert run.read(up_to(run, 4)) == published[::5]
-    one.await_figures(run, delivered=17, filtered=23)
+    assert run.read(up_to(run, one.batches)) == published[::2]
+    one.await_figures(run, delivered=26, filtered=44)
     run.stop()

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from support.processes.waiting import until
 SECONDS = 240.0
 """At most without a window that ends."""
 JOBS = ("feed", "alerts")
-BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 ROWS = pa.schema(
     [
         ("id", pa.int64()),
@@ -174,6 +174,10 @@ def upgraded(tmp_path: Path) -> Iterator[Upgraded]:
 
 
 @pytest.mark.long
+@pytest.mark.compatibility(
+    "checkpoints of queries",
+    "killed queries of the last release go on to the same results",
+)
 def test_what_the_last_release_has_left_goes_on_and_comes_to_what_one_run_would_give(
     upgraded: Upgraded, released: Release
 ) -> None:

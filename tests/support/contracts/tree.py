@@ -8,11 +8,10 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-
-import tomllib  # type: ignore[import-not-found]
 
 from support.contracts import scans
 

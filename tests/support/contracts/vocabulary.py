@@ -10,14 +10,13 @@ import argparse
 import ast
 import re
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import tomllib  # type: ignore[import-not-found]
 
 from support.contracts import scans
 

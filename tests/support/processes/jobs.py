@@ -72,8 +72,8 @@ class Broker(Child):
         self.folder = folder
         self.url = self.await_ready().split()[-1]
 
-    def restart(self) -> Broker:
-        return Broker(self.folder, int(self.url.rpartition(":")[2]))
+    def restart(self, sources: str = "") -> Broker:
+        return Broker(self.folder, int(self.url.rpartition(":")[2]), sources=sources)
 
 
 class Job(Child):

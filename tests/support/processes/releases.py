@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ("core/src", "operator/src", "pe_agent/src")
+CHART = "charts/streambroker"
 PACKAGES = ("streambroker_core", "streambroker_operator", "pe_agent")
 LIST = f"""
 import importlib, json
@@ -32,6 +33,11 @@ class Release:
     folder: Path
 
     @property
+    def chart(self) -> Path:
+        """The folder of its chart."""
+        return self.folder / CHART
+
+    @property
     def search_path(self) -> str:
         """Where a process looks for modules before it looks at what is installed."""
         return os.pathsep.join(str(self.folder / name) for name in SOURCES)
@@ -46,7 +52,9 @@ def unpack(folder: Path) -> Release:
     line = (ROOT / "tests/fixtures/release").read_text().splitlines()[-1]
     version, commit = line.split()
     packed = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", commit, *SOURCES], capture_output=True, check=False
+        ["git", "-C", str(ROOT), "archive", commit, *SOURCES, CHART],
+        capture_output=True,
+        check=False,
     )
     if packed.returncode != 0:
         raise NoHistoryError(packed.stderr.decode(errors="replace").strip())
