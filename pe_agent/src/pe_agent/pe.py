@@ -30,9 +30,10 @@ from streambroker_core.model.durations import Duration
 from streambroker_core.wire.agent_rpc.job import GetStatus, GetView
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-    from typing_extensions import Self
 
     from pe_agent.job.notebook.live_view import LiveView
     from pe_agent.streams.stream import Stream

@@ -116,7 +116,7 @@ class _Checker:
     def _topic(self, node: tree.Topic) -> None:
         name = tree.TOPIC_PROPERTY
         if name not in self._columns:
-            hint = f"in a filter `topic(…)` asks the column `{name}`"
+            hint = f"in a filter `topic(…)` reads the column `{name}`"
             raise SyntaxProblem(node.at, f"no column `{name}`", "a column of the schema", hint)
         self._string("topic", self._scalar(name, node.at), node.at)
 
@@ -191,7 +191,7 @@ class _Checker:
                 at,
                 f"`{name}` of type {actual.name}",
                 "a number, a string or a boolean",
-                f"only `has({name})` can be asked of it",
+                f"only `has({name})` works with this type",
             )
         return actual
 
@@ -213,7 +213,7 @@ class _Checker:
                 node.at,
                 f"an element of type {actual.element.name}",
                 "a number, a string or a boolean",
-                f"only `has({node.name})` can be asked of it",
+                f"only `has({node.name})` works with this type",
             )
         return actual.element
 

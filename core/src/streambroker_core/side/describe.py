@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 from streambroker_core.side.definition import Enrich, SideInput, SideJoin
 from streambroker_core.side.state.waiting_rows import GROUP, Stall
@@ -33,7 +33,7 @@ _STATELESS = (
     " its tasks see that version, and so does a replay; versions are swapped between two"
     " micro-batches.",
 )
-_START = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def explain(join: SideJoin) -> list[str]:

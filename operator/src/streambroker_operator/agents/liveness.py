@@ -6,7 +6,7 @@ restart of the broker.
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from streambroker_core.model import PeKey
 
@@ -19,7 +19,7 @@ class AgentLiveness:
 
     def note_contact(self, pe: PeKey) -> None:
         """Record a registration or a report."""
-        self._last_contact[pe] = datetime.now(timezone.utc)
+        self._last_contact[pe] = datetime.now(UTC)
 
     def forget(self, pe: PeKey) -> None:
         """Forget a withdrawn PE."""

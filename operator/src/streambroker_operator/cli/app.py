@@ -49,7 +49,19 @@ ALTERNATIVES = {
     "logs": "Agents write agent.log in their data directory.",
 }
 """Hints for commands that users know from other tools."""
-_WITH_VALUE = ("--url", "-n", "--namespace", "--token-file", "--ca", "--request-timeout")
+_WITH_VALUE = (
+    "--url",
+    "-n",
+    "--namespace",
+    "--token-file",
+    "--ca",
+    "--tls-server-name",
+    "--request-timeout",
+)
+BROKERS = ("up", "operator")
+"""Commands that run a broker."""
+_LOCAL_COMMANDS = (*BROKERS, "completion", _HELP)
+_LOCAL_OPTIONS = {"-h", "--help", "--version", "--client"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,6 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exit_code(error)
     except (KeyboardInterrupt, BrokenPipeError):
         return INTERRUPTED
+
+
+def calls_broker(words: Sequence[str]) -> bool:
+    """Return whether a command line needs a broker."""
+    command = find_command(words)
+    return command not in (None, *_LOCAL_COMMANDS) and not _LOCAL_OPTIONS & set(words)
 
 
 def _parser(command: str | None = None) -> argparse.ArgumentParser:
@@ -112,7 +130,7 @@ def _check_command(words: Sequence[str]) -> str | None:
     """Return the command; refuse an unknown one, and suggest the nearest."""
     if not words:
         raise UsageError("Give a COMMAND; `streambroker --help` lists them.")
-    command = _first_word(words)
+    command = find_command(words)
     commands = sorted([*chain.from_iterable(COMMANDS.values()), _HELP])
     if command is not None and command not in commands:
         hint = (
@@ -126,7 +144,8 @@ def _check_command(words: Sequence[str]) -> str | None:
     return command
 
 
-def _first_word(words: Sequence[str]) -> str | None:
+def find_command(words: Sequence[str]) -> str | None:
+    """Return the command of a command line, known or not; None if there is none."""
     rest = iter(words)
     for word in rest:
         if word in _WITH_VALUE:

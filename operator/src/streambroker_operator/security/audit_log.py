@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from streambroker_core.wire.encoding.canonical import JsonObject
 
@@ -51,7 +51,7 @@ def is_enabled() -> bool:
 
 def write_record(facts: JsonObject) -> None:
     """Write the line of one request, at level INFO."""
-    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
     _log.info("%s", json.dumps({"time": now, **facts}, separators=(",", ":")))
 
 

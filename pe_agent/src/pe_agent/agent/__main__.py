@@ -1,5 +1,7 @@
 """Run one agent: ``python -m pe_agent.agent --home DIR --job NAME``."""
 
+import logging
+import os
 import sys
 from importlib.abc import MetaPathFinder
 
@@ -17,4 +19,9 @@ if __name__ == "__main__":
     sys.meta_path.insert(0, WithoutPandas())
     from pe_agent.agent.process import main
 
-    raise SystemExit(main())
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Calls in progress would go on while the interpreter ends, and crash the process.
+    os._exit(code)

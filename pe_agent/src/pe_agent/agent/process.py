@@ -41,7 +41,7 @@ from streambroker_core.ledger.planner import MAX_READERS
 from streambroker_core.model import DEFAULT_NAMESPACE, PeKey
 
 if TYPE_CHECKING:
-    from typing_extensions import NotRequired
+    from typing import NotRequired
 
 log = logging.getLogger("pe_agent")
 
@@ -362,12 +362,10 @@ class AgentServer:
             self.metrics.close()
         self.agent.notifier.close()
         # Calls in progress may complete; one with a stalled peer must not block the exit.
-        ended = self.listener.close(SHUTDOWN_SECONDS)
+        self.listener.close(SHUTDOWN_SECONDS)
         self.agent.close()
         (self.settings.home / ADDRESS_FILE).unlink(missing_ok=True)
         self._lock.close()
-        if not ended:
-            os._exit(0)
 
 
 def read_address(home: Path) -> AgentAddress | None:

@@ -45,7 +45,7 @@ def dry_run(
         events: a DataFrame that is no stream, an Arrow table or batch, or rows.
         rule: the rule to try; its key and limits apply, its function is not called.
         event_time: column with the event time: timestamps, or microseconds as integers.
-        key: key of rules without one, as for `pattern_processors`.
+        key: key of rules without one, as for `match_rules`.
         tie_break: column that orders events with equal times.
         functions: Python functions that conditions name.
 

@@ -35,7 +35,7 @@ def explain(
         checkpoint: directory of the query's checkpoint.
         rule: id of the rule; all its versions are included.
         key: values of one key; None for all keys.
-        operator: name of the operator, as passed to `pattern_processors`.
+        operator: name of the operator, as passed to `match_rules`.
         functions: Python functions that conditions name.
 
     Raises:

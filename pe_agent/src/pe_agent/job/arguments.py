@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from datetime import datetime
 from difflib import get_close_matches
-from enum import Enum
+from enum import StrEnum
 from typing import TypeVar
 
 from streambroker_core.errors import StreambrokerError
@@ -20,11 +20,8 @@ class ArgumentError(StreambrokerError):
     code = "ArgumentInvalid"
 
 
-class Choice(str, Enum):
+class Choice(StrEnum):
     """Values of a setting; each is also its text."""
-
-    __str__ = str.__str__
-    __format__ = str.__format__  # type: ignore[assignment]
 
 
 class Congestion(Choice):

@@ -16,11 +16,12 @@ from pe_agent.spark.session import active_session
 from streambroker_core.model.schema import parse_ddl, to_items
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
-    from typing_extensions import Unpack
 
     from pe_agent.job.context import Job, JobContext
 

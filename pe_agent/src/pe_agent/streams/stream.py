@@ -33,10 +33,11 @@ from streambroker_core.errors import AlignedError
 from streambroker_core.model.durations import Duration
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
-    from typing_extensions import Unpack
 
     from pe_agent.cep.discovery.manager import OutcomeListener
     from pe_agent.cep.key_selectors import Key

@@ -23,8 +23,9 @@ from streambroker_core.deprecation import warn_deprecated
 from streambroker_core.model.schema import Schema, parse_ddl, to_ddl, to_items
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from pyspark.sql import DataFrame
-    from typing_extensions import Unpack
 
     from pe_agent.job.context import Job, JobContext
     from pe_agent.streams.stream import Stream

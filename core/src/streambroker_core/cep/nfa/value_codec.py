@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -113,7 +113,7 @@ class ValueWriter:
 
 
 def _in_utc(value: datetime) -> datetime:
-    return value.astimezone(timezone.utc).replace(tzinfo=None)
+    return value.astimezone(UTC).replace(tzinfo=None)
 
 
 class ValueReader:
@@ -181,7 +181,7 @@ class ValueReader:
                 return date.fromordinal(self.read_integer())
             case 11 | 12:
                 time = _EPOCH + self.read_integer() * _MICROSECOND
-                return time if kind == _TIME else time.replace(tzinfo=timezone.utc)
+                return time if kind == _TIME else time.replace(tzinfo=UTC)
             case _:
                 raise StateError(
                     f"state of patterns is damaged: {kind} is an unknown kind of value."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 from streambroker_core.cep.pattern.errors import PatternArgumentError
 from streambroker_core.model.durations import FORMS, Duration, in_microseconds
@@ -10,7 +10,7 @@ from streambroker_core.model.durations import FORMS, Duration, in_microseconds
 __all__ = ["Duration", "format_instant", "format_micros", "to_instant", "to_microseconds"]
 
 _UNITS = {"us": 1, "ms": 10**3, "s": 10**6, "m": 60_000_000, "h": 3600 * 10**6, "d": 86400 * 10**6}
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_microseconds(value: Duration, *, stage: str | None = None) -> int:

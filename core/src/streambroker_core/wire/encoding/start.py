@@ -46,13 +46,9 @@ def start_time(text: str, now: float) -> float | None:
     if text.startswith("-"):
         ago = parse_duration(text[1:])
         return None if ago is None else now - ago
-    parts = _TIME.fullmatch(text)
-    if parts is None:
+    if not _TIME.fullmatch(text):
         return None
-    # Python 3.10 reads neither Z nor a fraction of 1 digit.
-    second, fraction, zone = parts.groups(default="")[:3]
     try:
-        moment = datetime.fromisoformat(second + zone.replace("Z", "+00:00"))
+        return datetime.fromisoformat(text).timestamp()
     except ValueError:
         return None
-    return moment.timestamp() + float(f"0{fraction}")

@@ -6,7 +6,7 @@ import argparse
 import time
 import uuid
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from streambroker_client.broker import Broker, pe_path, port_path
@@ -137,8 +137,8 @@ def _parse_time(text: str) -> int:
         raise UsageError(
             f"{text!r} is not a time: write microseconds, or 2013-01-01T12:00:00Z."
         ) from error
-    zoned = parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
-    elapsed = zoned - datetime.fromtimestamp(0, timezone.utc)
+    zoned = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    elapsed = zoned - datetime.fromtimestamp(0, UTC)
     return (elapsed.days * 86_400 + elapsed.seconds) * _MICROSECONDS + elapsed.microseconds
 
 

@@ -42,8 +42,7 @@ from streambroker_operator.cli.output.job_tables import rule_lines, side_lines
 from streambroker_operator.cli.output.table import (
     Columns,
     Table,
-    as_json,
-    as_yaml,
+    print_answer,
 )
 
 INTERVAL_S = 2.0
@@ -142,17 +141,11 @@ def _select_routes(routes: Sequence[Item], targets: Sequence[Target]) -> list[It
 
 def _print_once(snapshot: TopSnapshot, output: str, namespace: str) -> int:
     routes, sides, rules, waiting = snapshot
-    if output == "json":
-        jobs = {"sides": list(sides), "rules": list(rules), "ruleWaiting": list(waiting)}
-        print_text(as_json({"routes": list(routes), **jobs}))
-    elif output == "yaml":
-        print_text(as_yaml(routes))
-    else:
-        job_lines = [*side_lines(sides, time.time()), *rule_lines(rules, waiting)]
-        table = (
-            route_lines(routes) if output == "wide" else route_lines(routes, namespace=namespace)
-        )
-        print_text("\n".join([*table, *job_lines]) + "\n")
+    job_lines = [*side_lines(sides, time.time()), *rule_lines(rules, waiting)]
+    table = route_lines(routes) if output == "wide" else route_lines(routes, namespace=namespace)
+    jobs = {"sides": list(sides), "rules": list(rules), "ruleWaiting": list(waiting)}
+    text = "\n".join([*table, *job_lines]) + "\n"
+    print_answer({"routes": list(routes), **jobs}, output, text)
     return OK
 
 

@@ -23,6 +23,7 @@ _CODES = {
     "BrokerUnavailable": UNREACHABLE,
     "NotSynced": UNREACHABLE,
     "AgentAway": UNREACHABLE,
+    "KubectlFailed": UNREACHABLE,
     "WouldCut": WOULD_CUT,
 }
 _REMEDIES = {

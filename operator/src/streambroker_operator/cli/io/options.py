@@ -83,6 +83,12 @@ def add_shared(command: argparse.ArgumentParser, *, root: bool = False) -> None:
         help="certificates to trust at https://, PEM; default $STREAMBROKER_CA, or the system's",
     )
     command.add_argument(
+        "--tls-server-name",
+        metavar="NAME",
+        default=None if root else no_default,
+        help="the name to expect in the broker's certificate; default the host of --url",
+    )
+    command.add_argument(
         "--request-timeout",
         type=parse_seconds,
         metavar="SECONDS",
@@ -140,7 +146,7 @@ def client_for(options: argparse.Namespace) -> Broker:
         Connection(
             options.url,
             lambda: token,
-            lambda: _tls_context(options.ca),
+            lambda: _tls_context(options.ca, options.tls_server_name),
             options.request_timeout,
             SettingNames(url="--url", ca="--ca", timeout="--request-timeout"),
         ),
@@ -148,11 +154,20 @@ def client_for(options: argparse.Namespace) -> Broker:
     )
 
 
-def _tls_context(ca: Path | None) -> ssl.SSLContext:
+def _tls_context(ca: Path | None, server_name: str | None) -> ssl.SSLContext:
     import ssl
 
+    class Named(ssl.SSLContext):
+        """Expects ``server_name``, not the host of the connection."""
+
+        def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
+            return super().wrap_socket(*args, **kwargs | {"server_hostname": server_name})
+
     try:
-        return ssl.create_default_context(cafile=ca)
+        context = ssl.create_default_context(cafile=ca)
+        if server_name is not None:
+            context.__class__ = Named
+        return context
     except OSError as error:  # ssl errors are OSErrors
         reason = "it is not PEM" if isinstance(error, ssl.SSLError) else error.strerror
         raise UsageError(

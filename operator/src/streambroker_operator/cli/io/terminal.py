@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Literal, TextIO
 
 Colour = Literal["red", "green", "yellow", "dim", "bold"]
@@ -49,7 +49,7 @@ def seconds_since(moment: str, now: datetime | None = None) -> float:
         ValueError: invalid time.
     """
     then = datetime.fromisoformat(moment.replace("Z", "+00:00"))
-    return ((now or datetime.now(timezone.utc)) - then).total_seconds()
+    return ((now or datetime.now(UTC)) - then).total_seconds()
 
 
 def format_duration(seconds: float) -> str:

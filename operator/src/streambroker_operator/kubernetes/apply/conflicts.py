@@ -168,7 +168,7 @@ def _change_advice(conflict: FieldConflict) -> str:
 def _removal_advice(conflict: FieldConflict) -> str:
     where = "there" if conflict.is_manual else "in that manifest"
     return (
-        "FieldTree that others own cannot be removed here, not even with force=true: remove it"
+        "Fields that others own cannot be removed here, not even with force=true: remove it"
         f" {where}."
     )
 

@@ -1,4 +1,4 @@
-"""FieldTree that are overridden at run time, and who overwrites these overrides.
+"""Fields that are overridden at run time, and who overwrites these overrides.
 
 All functions here are pure functions of documents.
 """
@@ -58,7 +58,7 @@ def steered_text(document: Document) -> str | None:
 def find_overwritten(before: Document, after: Document) -> Overwritten | None:
     """Return the overrides that another manager took over or dropped.
 
-    FieldTree that our manager released are not included: then no other manager wrote.
+    Fields that our manager released are not included: then no other manager wrote.
     """
     lost = [path for path in _own_paths(before) if path not in set(_own_paths(after))]
     previous = {(manager.name, manager.operation): manager for manager in other_managers(before)}

@@ -26,7 +26,7 @@ from streambroker_operator.kubernetes.client.managed_fields import (
 )
 
 _GRANULAR = ("application", "buffer", "properties")
-"""FieldTree of a spec whose subfields are owned individually."""
+"""Fields of a spec whose subfields are owned individually."""
 _SIGNIFICANT_IF_EMPTY = ("properties",)
 """Those of them that are significant even if empty."""
 
@@ -177,7 +177,7 @@ def object_identity(document: Document) -> Document:
 def removals_held_by_others(document: Document, edit: Edit) -> list[tuple[Path, FieldManager]]:
     """Return the removals of an edit that other managers prevent.
 
-    Server-side apply removes only what its manager owns alone. FieldTree and list items of other
+    Server-side apply removes only what its manager owns alone. Fields and list items of other
     managers remain, even with force.
     """
     return [

@@ -1,9 +1,9 @@
 """Writes specs by server-side apply as manager `streambroker-api`; reports field conflicts.
 
 - A change first reads the object and applies to exactly that object and version.
-- Each change states all fields of the manager, so that none is lost. FieldTree outside the change
+- Each change states all fields of the manager, so that none is lost. Fields outside the change
   stay as they are.
-- FieldTree of other managers are taken over only if the caller requests it, and never removed.
+- Fields of other managers are taken over only if the caller requests it, and never removed.
 - Unchanged objects are not written.
 """
 

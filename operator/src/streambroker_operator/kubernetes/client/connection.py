@@ -35,7 +35,7 @@ class ConnectionPool:
         *,
         query: Mapping[str, str],
         headers: Mapping[str, str],
-        timeout: aiohttp.ClientTimeout,
+        limits: aiohttp.ClientTimeout,
         data: bytes | None = None,
     ) -> aiohttp.ClientResponse:
         """Return an open response; the caller has to close it.
@@ -58,7 +58,7 @@ class ConnectionPool:
             params=query,
             data=data,
             headers={**headers, **authorization},
-            timeout=timeout,
+            timeout=limits,
             ssl=self._credentials.tls() if self._server.startswith("https:") else False,
             allow_redirects=False,
         )

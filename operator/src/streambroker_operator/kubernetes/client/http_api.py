@@ -5,11 +5,10 @@ It has its own connections, so that watches and paged lists never delay the rene
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import aiohttp
@@ -47,7 +46,7 @@ class Answer:
 
 def micro_time(seconds: float) -> str:
     """Format a time (seconds since 1970) for Leases and Events: UTC, with microseconds."""
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def object_at(value: object, *path: str) -> Mapping[str, Any]:
@@ -92,7 +91,7 @@ class HttpApi:
                 path,
                 query=query or {},
                 headers=headers,
-                timeout=aiohttp.ClientTimeout(total=timeout_s),
+                limits=aiohttp.ClientTimeout(total=timeout_s),
                 data=None if body is None else json.dumps(body).encode(),
             ) as response:
                 return Answer(
@@ -100,7 +99,7 @@ class HttpApi:
                     body=_parse_object(response.status, await response.read()),
                     retry_after_s=parse_seconds(response.headers.get("Retry-After")),
                 )
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             raise ApiUnreachableError(f"no answer within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ApiUnreachableError(f"{type(error).__name__}: {error}") from error

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from streambroker_operator.kubernetes.client.documents import Document, FieldTree, ManagedFields
@@ -92,7 +92,7 @@ def _entry(document: Document, manager: str, subresource: str) -> ManagedFields:
 def _parse_time(text: str | None) -> datetime | None:
     if text is None:
         return None
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
 
 
 def fields_at(fields: FieldTree, path: Path) -> FieldTree | None:

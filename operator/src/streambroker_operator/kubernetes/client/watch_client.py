@@ -100,7 +100,7 @@ async def with_timeout(
         raise
     if not done:
         _abandon(task, discard)
-        raise asyncio.TimeoutError
+        raise TimeoutError
     return task.result()
 
 
@@ -229,7 +229,7 @@ class ApiClient:
     async def _read_more(self, path: str, answer: aiohttp.ClientResponse, seconds: float) -> bytes:
         try:
             return await with_timeout(max(seconds, 0.001), answer.content.readany())
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             raise GoneError(0, f"{path}: the watch is silent") from error
 
     @asynccontextmanager
@@ -239,14 +239,14 @@ class ApiClient:
         try:
             headers = {"Accept": accept}
             request = self._connection.request(
-                "GET", path, query=params, headers=headers, timeout=limit
+                "GET", path, query=params, headers=headers, limits=limit
             )
             response = await with_timeout(self.timing.call_s, request, aiohttp.ClientResponse.close)
             async with response:
                 if response.status != 200:
                     raise await _refusal(path, response)
                 yield response
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             raise ApiError(0, f"{path}: no answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, f"{path}: {type(error).__name__}: {error}") from error

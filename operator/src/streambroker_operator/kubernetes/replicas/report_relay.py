@@ -113,7 +113,7 @@ class ReportRelay:
         try:
             async with session.post(leader + PATH, data=body, headers=headers) as response:
                 problem = "" if response.status == 204 else f"it answers {response.status}"
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
             problem = str(error) or type(error).__name__
         self._log_trouble(leader, problem)
 

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Literal, TypeAlias, TypedDict
 
@@ -336,7 +336,7 @@ def summarise(resource: Resource) -> str:
 
 def format_time(now: float) -> str:
     """Return a time in the format of conditions: UTC, whole seconds."""
-    return datetime.fromtimestamp(int(now), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 # ---- conditions ----------------------------------------------------------

@@ -260,5 +260,5 @@ def _no_agent_condition(*, is_own: bool) -> Condition:
 
 def _agent_away_condition(*, is_own: bool) -> Condition:
     subject = "The agent of its PE" if is_own else "An agent of its routes"
-    message = f"{subject} has not asked for its routes for {AWAY_S:.0f} seconds."
+    message = f"{subject} has not requested its routes for {AWAY_S:.0f} seconds."
     return false_condition("Programmed", "AgentAway", message)

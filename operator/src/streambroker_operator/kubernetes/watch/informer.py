@@ -496,7 +496,7 @@ class ApiFeeder(ABC):
         """Wait a limited time for the first list of rules, so that the first views have them."""
         try:
             await with_timeout(_RULES_TIMEOUT_S, self._rules_tried.wait())
-        except asyncio.TimeoutError:
+        except TimeoutError:
             _log.warning("listing %ss takes long: the first views do not contain them", RULE)
 
     async def _relist(self, feed: KindFeed) -> int:

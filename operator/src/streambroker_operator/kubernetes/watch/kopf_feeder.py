@@ -209,7 +209,7 @@ class KopfFeeder(ApiFeeder):
         while True:
             try:
                 data = await with_timeout(_SILENT_S, pipe.read(_CHUNK))
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 return
             if not data:
                 return
@@ -261,7 +261,7 @@ async def _end(process: Process) -> None:
     _require_pipe(process.stdin).close()
     try:
         await with_timeout(_END_S, process.wait())
-    except asyncio.TimeoutError:
+    except TimeoutError:
         process.kill()
         await process.wait()
     # A pipe closes only after it was read to its end.

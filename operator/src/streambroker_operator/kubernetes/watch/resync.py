@@ -38,7 +38,7 @@ async def _wait_due(feed: KindFeed) -> None:
             return
         try:
             await with_timeout(min(remaining, timing.refused_s), feed.resync_due.wait())
-        except asyncio.TimeoutError:
+        except TimeoutError:
             await feed.probe_refused()
     end = loop.time() + _MAX_QUIET_S
     while feed.resync_due.is_set() and loop.time() < end:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from pe_agent.agent.exports.export_state import ExportState
@@ -77,7 +77,7 @@ def format_time(at: float | None) -> str | None:
     """Format a time on the export's clock in UTC, to the second."""
     if at is None:
         return None
-    return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def storage_metrics(state: ExportState) -> dict[str, Any] | None:

@@ -174,8 +174,8 @@ class Listener:
             thread.start()
             self._shutdown_threads = [t for t in self._shutdown_threads if t.is_alive()] + [thread]
 
-    def close(self, seconds: float) -> bool:
-        """Shut down; return whether all calls have ended within ``seconds``."""
+    def close(self, seconds: float) -> None:
+        """Shut down; wait up to ``seconds`` for calls in progress."""
         self._ended.set()
         if self._watcher.is_alive():
             self._watcher.join(seconds)
@@ -183,7 +183,6 @@ class Listener:
         deadline = time.monotonic() + seconds
         for thread in self._shutdown_threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._shutdown_threads)
 
 
 def load_chain(certificate: AgentCertificate) -> CertificateChain:
