@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ DDL = "time timestamp, tail string, delay bigint"
 COLUMNS = pa.schema(
     [("time", pa.timestamp("us", "UTC")), ("tail", pa.string()), ("delay", pa.int64())]
 )
-MIDNIGHT = datetime(2013, 1, 1, tzinfo=timezone.utc)
+MIDNIGHT = datetime(2013, 1, 1, tzinfo=UTC)
 HOURS = [
     {"N1": [20, 35, 5], "N2": [0, 10, 40]},
     {"N1": [10, 30, 31], "N2": [5, 5, 5]},
