@@ -30,6 +30,8 @@ PAGES = {
     "examples/README.md": "examples/index.md",
 }
 """Pages of other folders, by path; READMEs of the examples are pages, too."""
+_SELECTOR = "extra: {version: {provider: mike}}\n"
+"""Shows the list of versions in the folder above the site."""
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
@@ -116,9 +118,17 @@ def main() -> int:
     """Build the site, or serve it on loopback; return the exit code."""
     parser = argparse.ArgumentParser(description="Build the documentation site.")
     parser.add_argument("--serve", action="store_true", help="serve it on http://127.0.0.1:8000")
+    parser.add_argument(
+        "--selector", action="store_true", help="build .site/versioned, see versions.py"
+    )
     arguments = parser.parse_args()
     assemble()
-    shutil.copy(ROOT / "docs/mkdocs.yml", SITE / "mkdocs.yml")
+    settings = (ROOT / "docs/mkdocs.yml").read_text()
+    version = (ROOT / "VERSION").read_text().strip()
+    settings = settings.replace("VERSION", version)
+    if arguments.selector:
+        settings = settings.replace("site_dir: html", "site_dir: versioned") + _SELECTOR
+    (SITE / "mkdocs.yml").write_text(settings)
     command = ["serve"] if arguments.serve else ["build", "--strict", "--clean"]
     return subprocess.run(
         [Path(sys.executable).with_name("zensical"), *command, "-f", SITE / "mkdocs.yml"],
