@@ -14,7 +14,17 @@ from pyspark.sql import SparkSession
 from pe_agent.job.agent import agent_process
 from support.processes.forks import Process, program
 from support.processes.jobs import Broker
+from support.processes.releases import NoHistoryError, Release, unpack
 from support.spark.session import Session
+
+
+@pytest.fixture(scope="session")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """Return the last release; a clone without its commit cannot run these tests."""
+    try:
+        return unpack(tmp_path_factory.mktemp("released"))
+    except NoHistoryError as error:
+        pytest.skip(f"this is no clone with its history: {error}")
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.contracts import compatibility
+
 ROOT = Path(__file__).resolve().parents[2]
 RELEASES = [line.split() for line in (ROOT / "tests/fixtures/release").read_text().splitlines()]
 
@@ -26,3 +28,7 @@ def test_a_released_commit_has_its_version(version: str, commit: str) -> None:
         rf"^## {re.escape(version)} - ", git("show", f"{commit}:CHANGELOG.md").stdout, re.M
     )
     assert f'version = "{version}"' in git("show", f"{commit}:core/pyproject.toml").stdout
+
+
+def test_the_table_of_formats_is_that_of_the_tests() -> None:
+    assert compatibility.PAGE.read_text() == compatibility.made(), compatibility.COMMAND

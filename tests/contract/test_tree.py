@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-
-import tomllib  # type: ignore[import-not-found]
+import tomllib
 
 from support.contracts import tree
 

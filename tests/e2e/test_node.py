@@ -114,7 +114,12 @@ def world(cluster: Cluster, folder: Path) -> Iterator[World]:
             helm.install(
                 CHART,
                 RELEASE,
-                {"watchNamespaces": [NAMESPACE], "tls": signed, "agentTls": signed},
+                {
+                    "image": {"registry": "docker.io"},
+                    "watchNamespaces": [NAMESPACE],
+                    "tls": signed,
+                    "agentTls": signed,
+                },
                 create_namespace=True,
                 wait="watcher",
                 timeout=int(_READY_SECONDS),
@@ -164,6 +169,14 @@ def test_jobs_that_are_submitted_find_the_declared_ports_and_each_other(world: W
     assert location.partition(":")[0] == ("grpc+tls" if TLS else "grpc+tcp")
     listed = world.jobs.kubectl("get", "streams", "--no-headers")
     assert re.search(r"import.streambroker.io/alerts-trades +alerts +0 +trades .*1 +True", listed)
+
+
+def test_the_plugin_of_kubectl_reaches_the_broker_with_a_token_of_its_own(world: World) -> None:
+    world.jobs.kubectl("create", "serviceaccount", "ann")
+    rights = ("--clusterrole=view", f"--serviceaccount={NAMESPACE}:ann")
+    world.jobs.kubectl("create", "rolebinding", "ann", *rights)
+    words = ("get", "imports", "--namespace", NAMESPACE, "--service-account", "ann")
+    assert "alerts-trades" in world.cluster.kubectl("streambroker", *words)
 
 
 def test_a_filter_that_is_edited_holds_while_both_run(world: World, folder: Path) -> None:

@@ -46,7 +46,7 @@ def completed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
         (["-n", "lab", "desc"], ["describe"]),
         (["nonsense", ""], []),
         (["apply", "-f", ""], []),
-        (["--t"], ["--token-file"]),
+        (["--t"], ["--tls-server-name", "--token-file"]),
     ],
 )
 def test_words_are_completed_without_a_broker(

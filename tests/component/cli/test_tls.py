@@ -62,6 +62,19 @@ async def test_a_certificate_for_another_name_is_refused(
     assert (code, "Its certificate is for another name" in err) == (4, True)
 
 
+async def test_the_name_of_the_certificate_can_be_given(
+    plain: tuple[Cli, int], authority: Authority
+) -> None:
+    cli, port = plain
+    name = ["--ca", str(authority.ca), "--tls-server-name"]
+    url = f"https://localhost:{port}"
+    right = await cli("get", *name, "127.0.0.1", url=url)
+    wrong = await cli("get", *name, "localhost", url=url.replace("localhost", "127.0.0.1"))
+
+    assert right[0] == 0, right
+    assert (wrong[0], "Its certificate is for another name" in wrong[2]) == (4, True)
+
+
 async def test_https_where_the_broker_speaks_no_tls_says_to_use_http(
     plain: tuple[Cli, int],
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from support.brokers.commands import Cli
 FEED = "/job/feed/pe/0"
 PE = "default/feed/0"
 NAMES: dict[str, Any] = {"operator": "patterns", "log": "file-1"}
-NOON = datetime(2026, 11, 23, 12, 0, 0, tzinfo=timezone.utc)
+NOON = datetime(2026, 11, 23, 12, 0, 0, tzinfo=UTC)
 RULES = [
     write_metrics(one)
     for one in (

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 
 from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.reports.side_status import SideStall, SideStatus, write_side
@@ -68,6 +69,9 @@ async def test_top_says_what_waits_for_a_side_input_and_since_when(cli: Cli) -> 
 
 async def test_programs_get_all_that_was_set_and_other_namespaces_nothing(cli: Cli) -> None:
     _, out, _ = await cli("top", "-o", "json")
+    _, as_yaml, _ = await cli("top", "-o", "yaml")
+    assert yaml.safe_load(as_yaml).keys() == json.loads(out).keys()
+    assert yaml.safe_load(as_yaml)["sides"] == json.loads(out)["sides"]
     first, second = json.loads(out)["sides"]
     assert (first["pe"], first["input"], second["waitingRows"]) == (PE, "main", 1_200)
     reported = {
@@ -102,7 +106,7 @@ async def test_of_an_agent_that_reports_no_more_nothing_is_known(
 
 def test_a_terminal_keeps_two_thirds_for_routes() -> None:
     many = [{"pe": PE, "age": 1.0, **one} for one in sides(10_000.0) * 20]
-    now = datetime.fromtimestamp(10_000.0, tz=timezone.utc)
+    now = datetime.fromtimestamp(10_000.0, tz=UTC)
     lines = top.render_screen(top.TopSnapshot([], many), "http://b", "", 60, 30, now).splitlines()
     assert len(lines) <= 29
     assert sum("feed/0" in line for line in lines) == 9

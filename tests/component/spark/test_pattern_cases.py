@@ -7,7 +7,7 @@ say when the watermark moves and when the query is started again; a row of nobod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from support.patterns import cases as pattern_cases
 from support.patterns.spark import Given, Play
 
 FILE = Path(__file__).parents[2] / "cases" / "cep.json"
-BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 BETWEEN = timedelta(days=1)
 """Event time between two cases."""
 DELAY = timedelta(hours=1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from streambroker.operators import OperatorOptions, Stream
 from streambroker.patterns import PatternStream, explain
 from support.patterns.spark import Given, Play, letters
 
-BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 WINDOWS = 3
 SECONDS = 100
 """Event time between two windows."""

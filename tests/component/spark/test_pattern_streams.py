@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,7 +35,7 @@ from support.patterns.spark import DDL, Given, Play, letters
 from support.patterns.ticker import PRICES, TICKER
 from support.processes.waiting import until
 
-BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def rule(name: str, word: str, version: int = 1, **fields: Any) -> dict[str, Any]:

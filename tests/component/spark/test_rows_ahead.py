@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -99,7 +99,7 @@ def test_a_watermark_of_the_users_own_and_times_without_a_zone_are_left_alone(
 
 
 def test_rows_that_carry_something_else_stay(spark: SparkSession) -> None:
-    time = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    time = datetime(2026, 1, 1, tzinfo=UTC)
     frame = spark.createDataFrame(
         [(1, time, None), (2, time, None), (None, None, b"c")], "n INT, t TIMESTAMP, c BINARY"
     )

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -120,7 +120,7 @@ def _cut(
 def _row(seq: int, what: Row | bytes) -> dict[str, Any]:
     if isinstance(what, bytes):
         return {"k": None, "v": None, "t": None, "_seq": seq, "_control": what}
-    time = datetime.fromtimestamp(what[2] / 1_000_000, timezone.utc)
+    time = datetime.fromtimestamp(what[2] / 1_000_000, UTC)
     return {"k": what[0], "v": what[1], "t": time, "_seq": seq, "_control": None}
 
 

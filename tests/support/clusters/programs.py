@@ -23,7 +23,9 @@ _LOG_CHARACTERS = 2_000
 
 
 def kubernetes_version() -> str:
-    """Return the version that is built, such as ``v1.34.4``."""
+    """Return the version that ``KUBERNETES`` names, else the one of ``go.mod``: ``v1.34.4``."""
+    if named := os.environ.get("KUBERNETES"):
+        return named
     found = re.search(r"k8s\.io/kubernetes (v\S+)", (_CLUSTER / "go.mod").read_text())
     assert found is not None
     return found[1]

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from streambroker.patterns import PatternStream
 from streambroker_core.cep.operator import PatternRules
 from support.patterns.spark import Given, Play, letters
 
-BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 CALM, TORN, SENT, WINDOW = "calm", "torn", "sent", "window"
 """Killed never, with half of the change written, with all of it, in its first window."""
 TURNS = ("A", "C", "ABC")

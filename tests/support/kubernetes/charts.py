@@ -18,6 +18,9 @@ NAMESPACE = "sb"
 VERSION = "1.34"
 """The release of Kubernetes whose schemas are taken."""
 
+REGISTRY = "registry.invalid"
+"""What `deploy/base` has, too: a chart without a registry is refused."""
+
 Object = dict[str, Any]
 Values = Mapping[str, Any]
 
@@ -56,7 +59,11 @@ VARIANTS: dict[str, Values] = {
     "a key that the broker makes": {"key": {"create": False, "byBroker": True}},
     "everything else": {
         "commonLabels": {"team": "streams"},
-        "image": {"repository": "images.example.com/broker", "digest": "sha256:" + "a" * 64},
+        "image": {
+            "registry": "images.example.com",
+            "repository": "broker",
+            "digest": "sha256:" + "a" * 64,
+        },
         "imagePullSecrets": ["images"],
         "feeder": "reflector",
         "logLevel": "DEBUG",
@@ -122,12 +129,19 @@ class Strict(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def with_registry(values: Values | None = None) -> dict[str, Any]:
+    """Return values with a registry, if they have none."""
+    given = dict(values or {})
+    return {**given, "image": {"registry": REGISTRY, **given.get("image", {})}}
+
+
 def files(
     values: Values | None = None, *, name: str = RELEASE, namespace: str = NAMESPACE
 ) -> dict[str, str]:
     """Return what each template makes, by its path in the chart."""
-    chart().validate_schema(dict(values or {}))
-    found = chart().render(dict(values or {}), name=name, namespace=namespace)
+    complete = with_registry(values)
+    chart().validate_schema(complete)
+    found = chart().render(complete, name=name, namespace=namespace)
     return {path.removeprefix("streambroker/templates/"): text for path, text in found.items()}
 
 

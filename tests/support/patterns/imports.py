@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from support.spark.session import Session
 
 DDL = "t timestamp, n string, user string"
 SCHEMA = as_arrow_schema(DDL)
-BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def rule(name: str, word: str, version: int = 1, join: str = "followed_by") -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Rules:
         """Return what time has passed."""
         progress: Any = self.query.lastProgress or {}
         reached = progress.get("eventTime", {}).get("watermark", "1970-01-01")
-        return datetime.fromisoformat(reached[:19]).replace(tzinfo=timezone.utc)
+        return datetime.fromisoformat(reached[:19]).replace(tzinfo=UTC)
 
     def put(self, *rules: Any) -> None:
         self.made.rules.manager.on_pattern_processors_updated(rules)

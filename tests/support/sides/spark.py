@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,7 +155,7 @@ def _columns(case: Case, port: str) -> dict[str, str]:
 def _time(seconds: float | None) -> str | None:
     if seconds is None:
         return None
-    at = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=seconds)
+    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
     return at.isoformat()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from pe_agent.agent.exports.backpressure import SELF_WAIT_SECONDS, SelfWaitError
 from pe_agent.agent.exports.stream.block_reader import ReadRequest
+from pe_agent.transport.rows.stage_writer import describe_wait
 from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.ledger.wait_chains import RING_SECONDS
 from support.agents.exports import Bench, bench, plan_one, rows
@@ -47,6 +48,16 @@ def read(made: Bench, reader: str, query: str, epoch: int = 0) -> None:
     )
     found = made.export.plans.find_readable(read, epoch)
     assert found is not None
+
+
+def test_a_wait_is_described_by_the_limit_and_the_readers(made: Bench) -> None:
+    plan(made, "other", OTHER)
+    made.publish(0, rows(0, 9))
+    waiting = made.admit(1)["waiting"]
+    text = describe_wait("out", waiting)
+    assert text.startswith(f"export out waits: it keeps {waiting['held']:,} bytes for its readers")
+    assert "(buffer.maxBytes) is 10. Not read yet by default/alerts/0/trades (" in text
+    assert "{" not in text
 
 
 def test_who_reads_what_it_publishes_is_refused_at_once_and_by_name(made: Bench) -> None:

@@ -411,6 +411,11 @@ def read(reader: ControlReader, start: dict[str, Any], end: dict[str, Any]) -> l
     return ids
 
 
+def test_a_control_file_makes_the_folder_that_it_is_in(tmp_path: Path) -> None:
+    control = ControlFile(tmp_path / "jobs" / "checkpoints" / "control")
+    assert ControlFile(control.path).log == control.log
+
+
 def test_a_control_file_gives_each_tuple_once_and_in_a_replay_the_same(tmp_path: Path) -> None:
     control = ControlFile(tmp_path / "control")
     reader = ControlReader(ControlFileOffsets(control.path))

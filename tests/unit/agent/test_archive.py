@@ -47,6 +47,10 @@ def test_the_limits_of_an_archive_hold_after_a_restart(export: Bench) -> None:
     assert limits == RetentionLimits(**LIMITS, archive_age=5.0)
 
 
+@pytest.mark.compatibility(
+    "limits in `state.sqlite`",
+    "limits without an archive are stored as older releases read them",
+)
 def test_limits_without_an_archive_are_stored_as_earlier_releases_read_them(export: Bench) -> None:
     export.limit(max_bytes=1000)
     stored = export.store.get("limits/default/feed/0/trades")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,7 +74,7 @@ def test_settings_of_ports_are_checked_before_anything_is_declared() -> None:
         (sb.StartAt.EARLIEST, "earliest"),
         ("-7d", "-7d"),
         ("2026-01-31T12:00:00Z", "2026-01-31T12:00:00Z"),
-        (datetime(2026, 1, 31, 12, tzinfo=timezone.utc), "2026-01-31T12:00:00+00:00"),
+        (datetime(2026, 1, 31, 12, tzinfo=UTC), "2026-01-31T12:00:00+00:00"),
     ],
 )
 def test_an_import_starts_at_an_end_or_at_a_time(given: Any, text: str) -> None:

@@ -118,6 +118,10 @@ def test_damaged_control_is_reported_and_not_left_out(made: Bench) -> None:
         given(made, 0)
 
 
+@pytest.mark.compatibility(
+    "manifest of an epoch",
+    "without control tuples it is version 1, which older releases read",
+)
 def test_manifests_without_control_are_those_of_an_older_release(made: Bench) -> None:
     made.publish(0, rows(0, 2))
     manifest = made.export.state.streams[made.stream].manifests[0]
@@ -126,6 +130,10 @@ def test_manifests_without_control_are_those_of_an_older_release(made: Bench) ->
     assert Manifest.decode(json.dumps(body).encode()) == manifest
 
 
+@pytest.mark.compatibility(
+    "publishers in `state.sqlite`",
+    "batches without control tuples are stored as older releases store them",
+)
 def test_what_is_kept_of_batches_without_control_is_as_an_older_release_has_it(
     made: Bench,
 ) -> None:
@@ -139,6 +147,10 @@ def test_what_is_kept_of_batches_without_control_is_as_an_older_release_has_it(
     assert kept() == {"batch": 1, "rows": 4, "schema": DDL, "control": 1}
 
 
+@pytest.mark.compatibility(
+    "manifest of an epoch",
+    "with control tuples it is version 3, which releases without them refuse",
+)
 def test_a_manifest_with_control_is_of_a_version_that_an_older_release_refuses(
     made: Bench,
 ) -> None:

@@ -132,6 +132,10 @@ def test_an_index_damaged_or_cut_anywhere_costs_a_scan_and_nothing_else(growing:
         assert taken == path.stat().st_size
 
 
+@pytest.mark.compatibility(
+    "index of a segment",
+    "a newer index is not used; the segment is scanned",
+)
 def test_an_index_of_a_newer_release_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

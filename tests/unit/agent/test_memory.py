@@ -14,6 +14,7 @@ import pytest
 
 from pe_agent.agent.exports.epoch_writer import BLOCK_MEMORY, EPOCH_MEMORY
 from pe_agent.log import index
+from pe_agent.transport.rows.stage_writer import describe_wait
 from streambroker_core.ledger.retention import MEMORY_BYTES
 from support.agents.exports import IMPORT, Bench, bench, rows
 
@@ -94,6 +95,7 @@ def test_an_export_of_tiny_epochs_waits_and_says_what_it_waits_for(made: Bench) 
         made.publish(batch, rows(batch, 1))
     waiting = made.admit(20)["waiting"]
 
+    assert "memory for the list of epochs" in describe_wait("out", waiting)
     assert waiting["held"] < waiting["limit"] // 1000
     assert (
         waiting["memory"]

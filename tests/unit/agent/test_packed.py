@@ -58,7 +58,7 @@ GIVEN = {"agent": "grpc+tcp://h:1", "import": "in", "control": "true"}
 
 
 def rows(*keys: int) -> pa.RecordBatch:
-    times = [dt.datetime(2020, 1, 1, 0, 0, k % 60, tzinfo=dt.timezone.utc) for k in keys]
+    times = [dt.datetime(2020, 1, 1, 0, 0, k % 60, tzinfo=dt.UTC) for k in keys]
     return pa.RecordBatch.from_pydict({"k": list(keys), "t": times}, schema=SCHEMA)
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -602,7 +602,7 @@ class Large:
 
 
 def test_whatever_objects_a_driver_makes_rows_are_rules() -> None:
-    text, at = json.dumps(PATTERN), datetime(2030, 1, 1, tzinfo=timezone.utc)
+    text, at = json.dumps(PATTERN), datetime(2030, 1, 1, tzinfo=UTC)
     driver, kept = Driver(), Kept()
     rest = {"ON_ERROR": None, "KEEP_MATCHES": None, "LIMITS": None, "SCHEDULED": None}
     driver.rows = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from streambroker_core.cep import RunError
 from streambroker_core.cep.engine.trace import DryRun
 from streambroker_core.cep.pattern.run_limits import RunLimits
 
-BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 TIME = pa.timestamp("ms", "UTC")
 PATTERN = Pattern.begin("a").where('n == "A"').followed_by("b").where('n == "B"').within("10s")
 STAGES = [{"name": "a", "where": 'n == "A"'}, {"name": "b", "join": "next", "where": 'n == "B"'}]

@@ -161,6 +161,10 @@ def test_a_plan_of_ticks_that_cannot_be_written_stops_no_task(tmp_path: Path) ->
     assert plan(file).due == 30
 
 
+@pytest.mark.compatibility(
+    "rules as control tuples",
+    "an older tuple without a source of ticks is read",
+)
 def test_what_an_earlier_release_sent_has_no_source_of_ticks(tmp_path: Path) -> None:
     @dataclass
     class Earlier:

@@ -139,6 +139,10 @@ def test_who_is_held_back_keeps_its_rules_and_takes_a_new_filter_of_the_import(
     assert (held["filter"], held["rules"]["next"]) == ('n == "a" && k > 1', 1)
 
 
+@pytest.mark.compatibility(
+    "offset of a reader",
+    "without pinned rules it is version 1; with them it is version 2, which older releases refuse",
+)
 def test_an_offset_with_rules_survives_its_text_and_earlier_releases_refuse_it() -> None:
     one = Offset(reader="r", filter="k > 1 && t", rules=PinnedRules(log="l", next=3, own="k > 1"))
     assert Offset.decode(one.encode()) == one

@@ -65,6 +65,10 @@ def test_a_status_shows_its_attributes_as_text_and_as_a_table() -> None:
     assert "<caption>ReaderStatus</caption>" in PeStatus.from_json(STATUS)._repr_html_()
 
 
+@pytest.mark.compatibility(
+    "status of a PE",
+    "absent fields are read as zero",
+)
 def test_a_status_of_another_release_lacks_numbers_only() -> None:
     status = PeStatus.from_json({"pe": "default/feed/0", "exports": {"default/feed/0/out": {}}})
     assert (status.view, status.imports, status.exports["out"].published_rows) == (None, {}, 0)

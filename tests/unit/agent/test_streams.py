@@ -80,6 +80,10 @@ def test_a_manifest_survives_its_bytes() -> None:
     assert Manifest.decode(one.encode()) == one
 
 
+@pytest.mark.compatibility(
+    "manifest of an epoch",
+    "a newer version is refused by name",
+)
 def test_a_manifest_of_a_newer_release_is_refused_by_name() -> None:
     stage = Stage(id="a", stream="s", query="q", run="r", batch=3)
     body = {**json.loads(manifest(4, stage).encode()), "v": 5}

@@ -6,7 +6,7 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ from streambroker_operator.cli.output.changes import colour_forecast
 from streambroker_operator.cli.output.table import Table, render_items
 from support.brokers.commands import ROUTE
 
-NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=timezone.utc)
+NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
 QUIET = {
     **{name: 0 if value is None else value for name, value in ROUTE.items()},
     "waitingSince": None,

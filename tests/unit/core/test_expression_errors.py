@@ -118,7 +118,7 @@ def test_nesting_is_bounded_wherever_it_comes_from() -> None:
     ("text", "column", "found", "hint"),
     [
         ("pricee > 1", 1, "unknown column `pricee`", "did you mean `price`?"),
-        ('topic("a/b")', 1, "no column `topic`", "in a filter `topic(…)` asks the column `topic`"),
+        ('topic("a/b")', 1, "no column `topic`", "in a filter `topic(…)` reads the column `topic`"),
         ("has(nam)", 1, "unknown column `nam`", "did you mean `name`?"),
         ("qty == 1.5", 8, "1.5", "the other side is int; compare with a whole number"),
         ("1 == 1 && tiny < 128", 18, "128", None),
@@ -132,8 +132,13 @@ def test_nesting_is_bounded_wherever_it_comes_from() -> None:
         ('"a" in xs', 1, "a literal of type string", None),
         ("1 in qty", 6, "`qty` of type int", "write `==` to compare with `qty` itself"),
         ("1 in deep", 6, "`deep` of type array<array<int>>", None),
-        ("at == 5", 1, "`at` of type timestamp", "only `has(at)` can be asked of it"),
-        ("deep[0] == 1", 1, "an element of type array<int>", "only `has(deep)` can be asked of it"),
+        ("at == 5", 1, "`at` of type timestamp", "only `has(at)` works with this type"),
+        (
+            "deep[0] == 1",
+            1,
+            "an element of type array<int>",
+            "only `has(deep)` works with this type",
+        ),
         ('contains(qty, "1")', 10, "type int", "`contains` reads strings"),
     ],
 )

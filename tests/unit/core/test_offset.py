@@ -64,6 +64,10 @@ def test_equal_offsets_have_equal_text_whatever_the_order_they_were_built_in() -
     assert list(FULL.encode()["streams"]) == ["a", "z"]
 
 
+@pytest.mark.compatibility(
+    "offset of a reader",
+    "without losses it has no field that older releases lack",
+)
 def test_an_offset_of_a_reader_that_lost_nothing_is_that_of_earlier_releases() -> None:
     assert "lost" not in Offset(reader="r", dropped={"a": (1, 7)}).encode()
 
@@ -97,6 +101,10 @@ def test_nothing_is_the_offset_before_the_first(text: dict[str, object] | None) 
     assert Offset.decode(text) == Offset()
 
 
+@pytest.mark.compatibility(
+    "offset of a reader",
+    "a newer version is refused by name",
+)
 def test_an_offset_of_a_newer_release_is_refused_by_name() -> None:
     with pytest.raises(OffsetError, match=r"format version 3; this release reads up to 2"):
         Offset.decode({**FULL.encode(), "v": 3})

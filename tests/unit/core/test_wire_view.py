@@ -93,6 +93,10 @@ def test_a_route_file_written_by_hand_needs_little() -> None:
     assert len(view.version) == 32
 
 
+@pytest.mark.compatibility(
+    "view",
+    "a newer version is refused by name",
+)
 def test_a_view_of_a_newer_release_is_refused_by_name() -> None:
     with pytest.raises(FormatTooNewError, match="newer release"):
         decode({"v": 2, "job": "alerts"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from streambroker_operator.kubernetes.client.managed_fields import API
 from streambroker_operator.kubernetes.client.objects import MAX_MESSAGE
 
 AT = "2026-11-21T11:29:31Z"
-NOON = datetime(2026, 11, 21, 11, 29, 31, tzinfo=timezone.utc)
+NOON = datetime(2026, 11, 21, 11, 29, 31, tzinfo=UTC)
 
 
 def entry(manager: str, *fields: str, operation: str = "Apply", time: str = AT) -> Any:

@@ -289,6 +289,10 @@ def test_what_a_record_says_of_the_time_is_not_believed() -> None:
     assert taken.version == "1"
 
 
+@pytest.mark.compatibility(
+    "lease of the leader",
+    "a longer lease of another release is waited for",
+)
 def test_a_longer_lease_of_another_release_is_waited_for() -> None:
     election = Election("b", TIMING)
     election.on_read(LeaseRecord(holder="a", duration_s=60), "1", 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def test_the_program_of_a_kubeconfig_gives_the_token_and_learns_the_cluster(
 
 def test_a_token_is_replaced_before_it_ends(tmp_path: Path) -> None:
     now = 1_800_000_000.0
-    until = datetime.fromtimestamp(now + 900, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    until = datetime.fromtimestamp(now + 900, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     settings = read_exec(tmp_path / "config", {"exec": program(tmp_path, until)}, {})
     assert settings is not None
     login = ExecLogin(settings, clock=lambda: now)

@@ -26,7 +26,7 @@ from support.kubernetes.fake_server import FakeApi
 NOTHING: dict[str, Labelled] = {name: {} for name in (*GAUGES, *COUNTERS)}
 FULL: dict[str, Labelled] = {
     **NOTHING,
-    "build_info": {("0.1.0",): 1},
+    "build_info": {("1.2.0",): 1},
     "leader": {(): True},
     "board_version": {("exports",): 7, ("imports",): 9},
     "watch_age_seconds": {("exports",): 0.5, ("imports",): 1.5},
@@ -53,7 +53,7 @@ def values(metrics: Metrics) -> dict[str, float]:
 def test_what_is_read_is_reported_under_its_name() -> None:
     found = values(Metrics(lambda: FULL))
 
-    assert found["streambroker_build_info{version=0.1.0}"] == 1
+    assert found["streambroker_build_info{version=1.2.0}"] == 1
     assert found["streambroker_board_version{kind=imports}"] == 9
     assert found["streambroker_watch_age_seconds{kind=exports}"] == 0.5
     assert found["streambroker_namespace_followed{kind=exports,watched=jobs}"] == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from streambroker_core.wire.broker.registration import Registration
@@ -127,7 +127,7 @@ def test_only_what_lacks_its_agent_or_is_older_is_behind() -> None:
     assert {uid for uid in "abcd" if endpoints.is_behind(uid)} == {"b", "c"}
     assert not endpoints.is_behind("nobody")
 
-    endpoints = Endpoints(now=lambda: datetime(2026, 11, 21, 11, 29, 3, tzinfo=timezone.utc))
+    endpoints = Endpoints(now=lambda: datetime(2026, 11, 21, 11, 29, 3, tzinfo=UTC))
     endpoints.on_registered(FEED, OLD, None, 0)
     assert saw(endpoints, "a", NEW, 12, second=5) == (NEW, 12)
     assert not endpoints.is_behind("a")

@@ -60,6 +60,10 @@ def test_a_replica_is_heard() -> None:
     ]
 
 
+@pytest.mark.compatibility(
+    "reports between replicas",
+    "an older replica sends no ends",
+)
 def test_a_replica_of_an_older_release_says_nothing_of_ends() -> None:
     assert [type(report) for _, report in read(reported())] == [ViewReport]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -32,7 +32,7 @@ from support.patterns.windows import Bucket, Buckets, Windows
 
 SCHEMA = pa.schema([("seq", pa.int64()), ("t", pa.int64()), ("n", pa.string()), ("k", pa.int64())])
 FREE = RunLimits(runs=None)
-EPOCH = datetime.fromtimestamp(0, timezone.utc).replace(tzinfo=None)
+EPOCH = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
 Found = Counter[tuple[str, int, Any]]
 """Number of matches by rule, time in microseconds, and events."""
 

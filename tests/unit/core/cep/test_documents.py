@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from datetime import timezone
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,7 @@ def test_what_the_schema_refuses_reading_refuses(document: Any) -> None:
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
     | st.binary() | st.decimals(allow_nan=False) | st.dates() | st.datetimes()
-    | st.datetimes(timezones=st.just(timezone.utc)),
+    | st.datetimes(timezones=st.just(UTC)),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )  # fmt: skip

@@ -6,7 +6,7 @@ A row ``b5`` is of kind ``b`` with the value 5; a variable takes the kind of its
 from __future__ import annotations
 
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -86,7 +86,7 @@ def made(
 
 def test_the_first_example_of_the_original_has_its_result() -> None:
     played = Played(TICKER)
-    start = datetime(2011, 4, 1, 10, 0, 0, tzinfo=timezone.utc).replace(tzinfo=None)
+    start = datetime(2011, 4, 1, 10, 0, 0, tzinfo=UTC).replace(tzinfo=None)
     rows = [
         {"symbol": "ACME", "rowtime": start.replace(second=second), "price": price, "tax": 1}
         for second, price in enumerate(PRICES)

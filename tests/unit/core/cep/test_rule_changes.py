@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -651,7 +651,7 @@ def test_keys_that_are_equal_numbers_are_one_key() -> None:
     assert encode_key(("k",), (1,)) != encode_key(("j",), (1,))
 
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 FIRST = rule("r1", 1, "AC")
 BAD: list[Any] = [
     lambda: rule("bad", 1, "A", labels={"x": object()}),
@@ -744,6 +744,10 @@ def test_when_the_higher_of_two_listed_versions_goes_the_lower_takes_its_place()
     assert both.apply_update([low])[1][0].reason == "VersionTooLow"
 
 
+@pytest.mark.compatibility(
+    "rule set of a bucket",
+    "format 1 is read, and `gap` keeps its meaning",
+)
 def test_a_set_of_an_earlier_release_keeps_what_gap_meant() -> None:
     pattern = Pattern.begin("a").followed_by("b").times_or_more(2, gap_between="3s")
     rules = rule_set(PatternProcessor(id="r1", version=1, pattern=pattern))

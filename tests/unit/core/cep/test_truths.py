@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +15,7 @@ from streambroker_core.cep.pattern.match_buffer import Event
 
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, 500, 2**70, 1.5, 0.0, float("nan"), float("inf")),
-    *(Decimal(499), "x", b"x", [1], datetime(2026, 1, 1, tzinfo=timezone.utc)),
+    *(Decimal(499), "x", b"x", [1], datetime(2026, 1, 1, tzinfo=UTC)),
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ SIMPLE: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.decimal128(20, 3), st.decimals(-9999, 9999, places=3)),
     (pa.date32(), st.dates(date(1900, 1, 1), date(2100, 1, 1))),
     (pa.timestamp("us"), TIMES),
-    (pa.timestamp("us", "UTC"), TIMES.map(lambda time: time.replace(tzinfo=timezone.utc))),
+    (pa.timestamp("us", "UTC"), TIMES.map(lambda time: time.replace(tzinfo=UTC))),
 ]
 
 
@@ -146,7 +146,7 @@ def test_typed_matches_equal_those_in_json(
 
 
 DAY = date(2013, 1, 2)
-AT = datetime(2013, 1, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
+AT = datetime(2013, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 WHOLE = {
     "t": 1,
     "names": [("a", [1, None]), ("b", None)],

@@ -74,6 +74,10 @@ def test_an_operator_without_state_writes_nothing() -> None:
     assert run(Operator, rows(1)).changes == {}
 
 
+@pytest.mark.compatibility(
+    "state of an operator",
+    "an older `state_version` is given to the operator; a newer one is refused",
+)
 def test_state_of_an_older_version_is_given_to_the_operator_and_a_newer_is_refused() -> None:
     blobs = apply({}, run(Counting, rows(1, 2)))
     old = {**blobs, "~meta": blobs["~meta"].replace(b'"state":2', b'"state":1')}

@@ -200,6 +200,10 @@ def test_times_compare_as_keys_do() -> None:
     assert [time_from_key(time_key(time) + b"key") for time in times] == times
 
 
+@pytest.mark.compatibility(
+    "keyed state",
+    "a newer root is refused",
+)
 def test_a_root_of_a_newer_release_is_refused() -> None:
     store = filled(1)
     store.blobs["keys"] = b"\x09" + store.blobs["keys"][1:]
@@ -224,6 +228,10 @@ def in_the_first_form(store: Store) -> Store:
     return found
 
 
+@pytest.mark.compatibility(
+    "keyed state",
+    "blocks of form 1 are read; what changes is written in form 2",
+)
 def test_blocks_of_the_first_form_are_read_and_what_is_changed_gets_the_second() -> None:
     store = in_the_first_form(filled(3 * BLOCK_KEYS))
     wanted = {key(number): b"v%d" % number for number in range(3 * BLOCK_KEYS)}

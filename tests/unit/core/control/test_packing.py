@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -105,7 +105,7 @@ def splitmix(number: int) -> int:
         (pa.binary(), b"IBM", zlib.crc32(b"IBM")),
         (pa.decimal128(10, 2), Decimal("1.50"), zlib.crc32(b"1.50")),
         (pa.date32(), date(1970, 1, 11), 10),
-        (pa.timestamp("ms", "UTC"), datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc), 1_000_000),
+        (pa.timestamp("ms", "UTC"), datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), 1_000_000),
     ],
 )
 def test_the_hash_is_that_of_the_format(kind: pa.DataType, value: Any, number: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum, IntEnum
 from typing import Any, ClassVar
@@ -83,7 +83,7 @@ WHOLES = st.builds(
     share=FLOATS,
     flag=st.booleans(),
     data=st.binary(),
-    when=st.datetimes(timezones=st.just(timezone.utc)),
+    when=st.datetimes(timezones=st.just(UTC)),
     parts=st.lists(PARTS, max_size=3),
     pair=st.tuples(st.integers(0, 9), st.text()),
     many=st.lists(st.integers(0, 9), max_size=3).map(tuple),
@@ -162,7 +162,7 @@ def test_nested_places_are_named() -> None:
             share=0.0,
             flag=False,
             data=b"",
-            when=datetime(2020, 1, 1, tzinfo=timezone.utc),
+            when=datetime(2020, 1, 1, tzinfo=UTC),
             parts=[],
             pair=(1, ""),
             many=(),
