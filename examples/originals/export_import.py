@@ -38,19 +38,30 @@ BROKER = os.environ.get("STREAMBROKER_URL", "http://127.0.0.1:8470")
 PROGRAMMED: dict[str, Any] = {"wait": "programmed", "timeout": "60 seconds"}
 
 
-def change(importer: sb.PE, exporter: sb.PE, send: Callable[[int], None]) -> list[int]:
-    """Send numbers between changes; return the codes of calls."""
+def change(
+    importer: sb.PE,
+    exporter: sb.PE,
+    send: Callable[[int], None],
+    wait_until_read: Callable[[int], None],
+) -> list[int]:
+    """Send numbers between changes; return the codes of calls.
+
+    A change holds from the importer's next batch on, also for numbers that it has not read yet.
+    """
     send(1)  # the property is 0: no import matches
     codes = [set_import_subscription(importer, "in", "minimum >= 0", **PROGRAMMED)]
     send(2)
+    wait_until_read(2)
     codes += [set_import_filter(importer, "in", "number > 3", **PROGRAMMED)]
     send(3)  # filtered
     send(4)
+    wait_until_read(4)
     codes += [set_export_properties(exporter, "out", {"minimum": -1}, **PROGRAMMED)]
     send(5)  # no import matches any more
     codes += [set_import_subscription(importer, "in", "minimum < 0", **PROGRAMMED)]
     send(2)  # the filter has stayed
     send(6)
+    wait_until_read(6)
     assert tuple(get_import_filter(importer, "in")) == ("number > 3", DONE)
     wrong = [set_import_filter(importer, "in", "number >"), set_import_filter(importer, "none", "")]
     return [int(each) for each in [*codes, *wrong]]
@@ -60,12 +71,16 @@ def run(spark: SparkSession, folder: Path, broker: str = BROKER) -> tuple[list[i
     """Return the codes of the functions, and the numbers that were imported."""
     numbers = Feed(spark, folder / "numbers", "number bigint")
     found: list[int] = []
-    last = threading.Event()
+    arrived = threading.Condition()
 
     def take(batch: DataFrame, window: int) -> None:
-        found.extend(row.number for row in batch.collect())
-        if 6 in found:
-            last.set()
+        with arrived:
+            found.extend(row.number for row in batch.collect())
+            arrived.notify_all()
+
+    def wait_until_read(number: int) -> None:
+        with arrived:
+            arrived.wait_for(lambda: number in found, timeout=60)
 
     with ExitStack() as stack:
         importer, exporter = (
@@ -89,8 +104,7 @@ def run(spark: SparkSession, folder: Path, broker: str = BROKER) -> tuple[list[i
             numbers.put(number=[number])
             exporting.processAllAvailable()
 
-        codes = change(importer, exporter, send)
-        last.wait(60)
+        codes = change(importer, exporter, send, wait_until_read)
     return codes, found
 
 

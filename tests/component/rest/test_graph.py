@@ -69,17 +69,21 @@ async def test_a_change_of_the_board_is_in_the_next_graph(pair: Rest) -> None:
     assert after["version"] != before.body["version"]
 
 
-async def test_a_graph_is_built_again_only_after_a_change(
-    pair: Rest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built: list[str] = []
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the namespaces of the graphs that are built from now on."""
+    namespaces: list[str] = []
     build_graph = graph.build_graph
 
     def counted(*arguments: Any) -> graph.JobGraph:
-        built.append(arguments[-1])
+        namespaces.append(arguments[-1])
         return build_graph(*arguments)
 
     monkeypatch.setattr(graph, "build_graph", counted)
+    return namespaces
+
+
+async def test_a_graph_is_built_again_only_after_a_change(pair: Rest, built: list[str]) -> None:
     for query in ("", "?limit=1", "?focus=default/feed", "?namespace=*", "?namespace=*&match=feed"):
         assert (await pair("GET", f"/graph{query}")).status == 200
     assert built == ["default", "*"]
@@ -115,16 +119,8 @@ async def test_equal_requests_share_an_answer_for_a_moment(
 
 
 async def test_pages_that_ask_at_once_after_a_change_share_what_one_has_built(
-    pair: Rest, monkeypatch: pytest.MonkeyPatch
+    pair: Rest, built: list[str]
 ) -> None:
-    built: list[object] = []
-    build_graph = graph.build_graph
-
-    def counted(*arguments: Any) -> graph.JobGraph:
-        built.append(arguments)
-        return build_graph(*arguments)
-
-    monkeypatch.setattr(graph, "build_graph", counted)
     for text in ("price > 20.0", "price > 30.0"):
         await pair("PUT", ALERTS + "/filter", {"filter": text})
         answers = await asyncio.gather(*(pair("GET", "/graph") for _ in range(50)))
