@@ -182,6 +182,10 @@ test-upgrade: $(READY) ## the last release with this one, upgraded and rolled ba
 test-kubernetes: $(READY) kube-assets ## the tests on an API server, also of another version: KUBERNETES=v1.33.13
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(BIN)/python -m pytest tests/component/kubernetes -m "not long and not node"
 
+.PHONY: test-connect
+test-connect: $(READY) ## the tests of jobs in sessions of Spark Connect, with a server
+	$(BIN)/python -m pytest tests/component/connect
+
 .PHONY: test-spark42
 test-spark42: .venv-spark42/.ready ## the Spark tests on PySpark 4.2
 	PYSPARK_PYTHON=$(CURDIR)/.venv-spark42/bin/python .venv-spark42/bin/python -m pytest tests/component/spark tests/e2e --ignore tests/e2e/test_node.py -m "not long" -k "spark"

@@ -1,12 +1,14 @@
 """Assemble the pages of the documentation site and build it: ``python docs/build.py [--serve]``.
 
 The site has the Markdown of ``docs/`` and the pages in `PAGES` from other folders. A link to a file
-that is no page of the site loses its target and keeps its text. The result is in ``.site/html``.
+that is no page of the site loses its target and keeps its text. The programs that the page of an
+example or a tutorial links to are shown at its end. The result is in ``.site/html``.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import shutil
 import subprocess
@@ -84,16 +86,34 @@ def rewrite(text: str, page: PurePosixPath, pages: dict[PurePosixPath, PurePosix
     )
 
 
+def programs_of(text: str, page: PurePosixPath) -> str:
+    """Return a section with the programs that the page of an example or a tutorial links to."""
+    if page.parts[0] != "examples" and page.parts[:2] != ("docs", "tutorials"):
+        return ""
+    targets = dict.fromkeys(target for _, _, target in _LINK.findall(text))
+    programs = [ROOT / resolve(page, target) for target in targets if target.endswith(".py")]
+    if not programs:
+        return ""
+    parts = [
+        f"### {path.name}\n\n```python\n{path.read_text().rstrip()}\n```\n" for path in programs
+    ]
+    return "\n".join(["\n## Programs\n", *parts])
+
+
 def write_python_reference(folder: Path) -> None:
     """Write a page for each part of the Python interface, filled from docstrings."""
-    modules, parts = vars(streambroker)["_MODULES"], vars(streambroker)["_SUBMODULES"]
-    found = [(name, module) for module, names in modules.items() for name in names]
-    found.sort(key=lambda one: (one[0].endswith("Error"), one[0][0].isupper(), one[0]))
-    lines = [f"## {name}\n\n::: {module}.{name}\n" for name, module in found]
-    (folder / "python.md").write_text("# streambroker\n\n" + "\n".join(lines))
-    for part in parts:
-        page = f"# streambroker.{part}\n\n::: streambroker.{part}\n"
-        (folder / f"python-{part}.md").write_text(page)
+    for part in ("", *vars(streambroker)["_SUBMODULES"]):
+        whole = importlib.import_module(f"streambroker.{part}".rstrip("."))
+        modules: dict[str, list[str]] = vars(whole)["_MODULES"]
+        listed = [(name, module) for module, names in modules.items() for name in names]
+        constants = ", ".join(f"`{name}`" for name, _ in listed if name.isupper())
+        found = [(name, module) for name, module in listed if not name.isupper()]
+        found.sort(key=lambda one: (one[0].endswith("Error"), one[0][0].isupper(), one[0]))
+        lines = [f"## {name}\n\n::: {module}.{name}\n" for name, module in found]
+        if constants:
+            lines.insert(0, f"Constants: {constants}.\n")
+        text = "\n".join([f"# {whole.__name__}\n\n{whole.__doc__}\n", *lines])
+        (folder / f"python-{part}.md".replace("-.", ".")).write_text(text)
 
 
 def assemble() -> None:
@@ -106,7 +126,8 @@ def assemble() -> None:
             continue
         written = target / place
         written.parent.mkdir(parents=True, exist_ok=True)
-        written.write_text(rewrite((ROOT / path).read_text(), path, pages))
+        text = (ROOT / path).read_text()
+        written.write_text(rewrite(text, path, pages) + programs_of(text, path))
     shutil.copytree(ROOT / "docs/images", target / "images")
     (target / "assets").mkdir()
     shutil.copy(MERMAID, target / "assets")

@@ -25,7 +25,11 @@ CHART = ("chart",)
 """Files of a folder whose names start with ``test_`` and one of these are a group of their own."""
 CLUSTER = ["tests/component/kubernetes"]
 AGENT = ["tests/component/agent"]
-COMPONENTS = ["tests/component", *(f"--ignore={path}" for path in SPARK + CLUSTER + AGENT)]
+CONNECT = ["tests/component/connect"]
+COMPONENTS = [
+    "tests/component",
+    *(f"--ignore={path}" for path in SPARK + CLUSTER + AGENT + CONNECT),
+]
 CHECKS = "format, lint, types, layers"
 CONTRACT = ["tests/contract"]
 UNIT_AGENT = ["tests/unit/agent"]
@@ -67,6 +71,7 @@ def groups(arguments: list[str]) -> list[Group]:
         Group(name="unit tests", commands=[pytest(UNIT)]),
         Group(name="API server", commands=[pytest([*CLUSTER, *others(CHART)])]),
         Group(name="Spark, side inputs", commands=[pytest(sides)]),
+        Group(name="Spark Connect", commands=[pytest(CONNECT)]),
         Group(name="other components", commands=[pytest(COMPONENTS)]),
         Group(name="agents", commands=[pytest(AGENT)]),
         Group(name="unit tests of agents", commands=[pytest(UNIT_AGENT)]),

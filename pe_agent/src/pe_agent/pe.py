@@ -21,8 +21,11 @@ from pe_agent.job.query_monitor import QueryMonitor
 from pe_agent.job.send_control import Operators
 from pe_agent.job.settings import AgentOptions, BrokerAuth
 from pe_agent.job.statuses import PeStatus
+from pe_agent.spark.server_check import check_server
+from pe_agent.spark.session import is_connect
 from pe_agent.streams import subscribe as subscribing
 from pe_agent.transport.agent_client import AgentClient, send
+from pe_agent.transport.agent_tls import is_loopback
 from pe_agent.transport.broker_client import BrokerClient
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, PeKey
@@ -51,7 +54,7 @@ def start(
     namespace: str = DEFAULT_NAMESPACE,
     pe: int = 0,
     data_dir: str | Path | None = None,
-    linger: Duration = "60s",
+    linger: Duration | None = None,
     auth: BrokerAuth | None = None,
     agent: AgentOptions | None = None,
     owner: Mapping[str, str] | None = None,
@@ -70,7 +73,7 @@ def start(
         pe: number of the processing element.
         data_dir: directory of log, cursors and routes; default ``$STREAMBROKER_HOME/<job>/<pe>``.
         linger: how long the agent keeps serving after the driver has ended; a negative number for
-            ever.
+            ever. Default is ``60s``; for ever with Spark Connect, where queries outlive a client.
         auth: token for the broker and CA of its certificate; default is the environment's.
         agent: address of the agent and its TLS; by default it listens on loopback.
         owner: in Kubernetes, owner of the Exports and Imports that the job makes; they are deleted
@@ -81,9 +84,13 @@ def start(
             machines share, ``file:///directory``; default ``$STREAMBROKER_STORAGE``, or none. An
             agent with an empty ``data_dir`` goes on with what it has there.
 
+    With a session of Spark Connect, the agent runs beside this client, and the server's tasks have
+    to reach it. Operators, patterns and side inputs need a classic session.
+
     Raises:
         BucketUrlError: ``storage`` names no bucket, or the package ``obstore`` is missing.
-        ArgumentError: ``linger`` is no duration, or ``auth`` or ``agent`` no settings.
+        ArgumentError: ``linger`` is no duration, ``auth`` or ``agent`` no settings, or a Spark
+            Connect server cannot reach the agent or lacks this package.
         OwnerError: the owner is incomplete, or a pod.
         TokenError: the token cannot be used, or both ``token`` and ``token_file`` are set.
         NotSecuredError: other machines could call the agent without a certificate.
@@ -97,13 +104,15 @@ def start(
     settings = AgentSettings(
         broker=broker,
         data_dir=data_dir,
-        linger=linger,
+        linger=linger if linger is not None else -1.0 if is_connect(spark) else "60s",
         auth=auth or BrokerAuth(),
         agent=agent or AgentOptions(),
         storage=storage,
     )
     settings.check(key)
     belongs_to = owners.resolve_owner(owner)
+    if is_connect(spark):
+        check_server(spark, loopback=is_loopback(settings.agent.host))
     spark.dataSource.register(StreambrokerDataSource)
     started = settings.start(key)
     return PE(

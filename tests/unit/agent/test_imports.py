@@ -562,3 +562,15 @@ def test_a_reader_beyond_the_limit_is_refused_while_all_others_live(
     made.host.leave(f"{1:032d}", "1")
     made.next(None, mint=f"{3:032d}", session="3")
     assert f"{1:032d}" not in made.host.status()["readers"]
+
+
+def test_an_offset_comes_with_the_heads_of_its_streams(made: Bench) -> None:
+    """Epochs without a row for the reader are not ahead of it."""
+    made.connect(A, B)
+    made.replies[A] = lambda _: answer(plan("s", 0, 2))
+    made.replies[B] = lambda _: answer(plan("t", 0, 2))
+    made.known[A] = {"s": 5}
+
+    found = made.next(made.offset())
+
+    assert found["heads"] == {"s": 5, "t": 2}

@@ -10,7 +10,8 @@ import pytest
 
 import pe_agent
 from pe_agent.job.arguments import ArgumentError
-from pe_agent.job.query_monitor import QueryMonitor, Sources
+from pe_agent.job.query_monitor import QueryMonitor
+from pe_agent.job.query_sources import Sources
 from pe_agent.pe import PE
 from streambroker_core.model import PeKey
 

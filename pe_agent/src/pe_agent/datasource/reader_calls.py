@@ -81,6 +81,7 @@ class ReaderCalls:
             limit=self.limit,
             lossy=options.skip_lost,
             frame=options.frame,
+            stop_at_end=options.stop_at_end,
             control=None if packing is None else packing.mergeable,
             log=packing is not None and packing.log,
             log_limit=self._log_limit if packing is not None and packing.log else None,

@@ -154,6 +154,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._calls = ReaderCalls(self._client, options, self._columns, self._rules_file)
         self._prefetcher = Prefetcher(self._prefetch)
         self._is_away_logged = False
+        self._planned: NextOffset | None = None
 
     def __reduce__(self) -> tuple[type[StreambrokerStreamReader], tuple[StructType, Options]]:
         return StreambrokerStreamReader, (self._schema, self._options)
@@ -289,7 +290,23 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         if answer.offset is None:
             return None
         self._calls.start_lease(answer.offset["reader"])
+        self._planned = answer
         return dict(answer.offset)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """Return the offset at the heads of all streams, for the progress of the query.
+
+        ``behind`` counts the epochs that follow the planned batch. The heads are those that the
+        agent knew when it planned the batch.
+        """
+        planned = self._planned
+        if planned is None or planned.offset is None:
+            return None
+        streams = planned.offset["streams"]
+        heads = {s: planned.heads.get(s, at["next"]) for s, at in streams.items()}
+        behind = sum(heads[s] - at["next"] for s, at in streams.items())
+        at_heads = {s: {**at, "next": heads[s]} for s, at in streams.items()}
+        return {**planned.offset, "streams": at_heads, "behind": {"epochs": behind}}
 
     def _note_away(self, error: StreambrokerError) -> None:
         if not self._is_away_logged:

@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from pe_agent.job.query_sources import Sources, frame_sources, query_sources
 from pe_agent.transport.agent_client import AgentClient, send
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire.agent_rpc.job import QueryBegin, QueryEnd, SidesRunning
@@ -25,18 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("pe_agent")
 
 REPORT_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Sources of a query: imports of this PE by their frames, and whether there are other streams.
-
-    With ``stops_at_end`` the query ends when all of them have ended.
-    """
-
-    frames: tuple[str, ...] = ()
-    has_foreign: bool = False
-    stops_at_end: bool = False
 
 
 @dataclass(slots=True)
@@ -71,7 +60,7 @@ class QueryMonitor:
 
     def sources(self, frame: DataFrame) -> Sources:
         """Return the sources of a frame."""
-        return self._read_sources(frame._jdf.queryExecution().analyzed())
+        return frame_sources(frame, self._agent())
 
     def announce(self, ports: tuple[str, ...], sources: Sources) -> None:
         """Report to the agent that a query is about to start, and the exports it publishes to."""
@@ -151,28 +140,12 @@ class QueryMonitor:
             send(self._agent(), running)
         self._foreign_runs &= set(active)
         for run in active.keys() - known - self._foreign_runs:
-            query: Any = active[run]
-            sources = self._read_sources(query._jsq.streamingQuery().analyzedPlan())
+            query = active[run]
+            sources = query_sources(self._spark, query, self._agent())
+            if sources is None:
+                continue
             if sources.frames:
                 self._running.append(RunningQuery(query, str(query.id), run, (), sources))
                 self._report(self._running[-1])
             else:
                 self._foreign_runs.add(run)
-
-    def _read_sources(self, plan: Any) -> Sources:
-        leaves = plan.collectLeaves()
-        streaming = [s for s in map(leaves.apply, range(leaves.size())) if s.isStreaming()]
-        own = {frame: leaf for leaf in streaming if (frame := self._frame_id(leaf)) is not None}
-        stop = [leaf.extraOptions().get("stopAtEnd") == "true" for leaf in own.values()]
-        foreign = any(self._frame_id(leaf) is None for leaf in streaming)
-        return Sources(tuple(own), foreign, all(stop))
-
-    def _frame_id(self, leaf: Any) -> str | None:
-        """Return the frame name of an import of this PE that ``subscribe`` opened, else None."""
-        if leaf.getClass().getSimpleName() != "StreamingRelationV2":
-            return None
-        options = leaf.extraOptions()
-        if leaf.sourceName() != "streambroker" or options.get("agent") != self._agent().location:
-            return None
-        frame = options.get("frame")
-        return None if frame is None else str(frame)

@@ -79,7 +79,7 @@ def cause(of: StreamingQuery | BaseException) -> Failure | None:
     Returns:
         The cause; None if the query runs or has ended without an error.
     """
-    error = of if isinstance(of, BaseException) else StreamingQuery.exception(of)
+    error = of if isinstance(of, BaseException) else of.exception()
     if error is None:
         return None
     texts = list(_error_texts(error))
@@ -170,36 +170,58 @@ def _error_code(class_name: str) -> str | None:
 
 def prepend_cause(error: _E) -> _E:
     """Return the exception of PySpark with the cause at the beginning of its text."""
-    described: Any = error
-    if error is not None and isinstance(getattr(described, "_desc", None), str):
-        cause_text = str(cause(error))
-        if not described._desc.startswith(cause_text):
-            described._desc = f"{cause_text}\n\n{described._desc}"
+    for name in ("_desc", "_message"):  # of a classic session, of Spark Connect
+        text = getattr(error, name, None)
+        if error is not None and isinstance(text, str):
+            cause_text = str(cause(error))
+            if not text.startswith(cause_text):
+                setattr(error, name, f"{cause_text}\n\n{text}")
+            return error
     return error
 
 
-class Query(StreamingQuery):
-    """A query whose errors begin with their cause."""
+class _CauseFirst:
+    """The calls of a query that raise or return its failure, with the cause first."""
 
     def exception(self) -> StreamingQueryException | None:
         """Return why the query has failed; None if it has not."""
-        return prepend_cause(super().exception())
+        query: Any = super()
+        error: StreamingQueryException | None = query.exception()
+        return prepend_cause(error)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's
         """Wait until the query has ended; raise StreamingQueryException if it has failed."""
+        query: Any = super()
         try:
-            return super().awaitTermination(timeout)
+            ended: bool | None = query.awaitTermination(timeout)
         except StreamingQueryException as error:
             raise prepend_cause(error)  # noqa: B904 - it is the same
+        return ended
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
         """Wait until all available data is processed; raise StreamingQueryException on failure."""
+        query: Any = super()
         try:
-            super().processAllAvailable()
+            query.processAllAvailable()
         except StreamingQueryException as error:
             raise prepend_cause(error)  # noqa: B904 - it is the same
 
 
-def with_cause_first(query: StreamingQuery) -> Query:
+class Query(_CauseFirst, StreamingQuery):
+    """A query whose errors begin with their cause."""
+
+
+def with_cause_first(query: StreamingQuery) -> StreamingQuery:
     """Return the query as one whose errors begin with their cause."""
-    return Query(query._jsq)
+    if isinstance(query, StreamingQuery):
+        return Query(query._jsq)
+    return _connect_query(query)
+
+
+def _connect_query(query: Any) -> Any:
+    from pyspark.sql.connect.streaming.query import StreamingQuery as ConnectStreamingQuery
+
+    class ConnectQuery(_CauseFirst, ConnectStreamingQuery):
+        """A query of Spark Connect whose errors begin with their cause."""
+
+    return ConnectQuery(query._session, query.id, query.runId, query.name)

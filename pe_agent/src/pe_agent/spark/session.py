@@ -1,4 +1,4 @@
-"""The active Spark session during the look-up of a data source."""
+"""The Spark session of a job: classic or Spark Connect, and the active one during a look-up."""
 
 from __future__ import annotations
 
@@ -6,9 +6,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from streambroker_core.errors import StreambrokerError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSource
+
+
+class ClassicSessionRequiredError(StreambrokerError):
+    """The session is of Spark Connect, whose API lacks what was called; nothing was declared."""
+
+    code = "ClassicSessionRequired"
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Return whether a session is a client of a Spark Connect server."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def require_classic(spark: SparkSession, what: str) -> None:
+    """Raise `ClassicSessionRequiredError` if the session is of Spark Connect."""
+    if is_connect(spark):
+        raise ClassicSessionRequiredError(
+            f"{what} needs a classic Spark session, and this one is of Spark Connect. Run the job"
+            " with spark-submit, or in a session without `remote(…)`. Imports and exports work on"
+            " both: subscribe, publish, and the ports."
+        )
 
 
 @contextmanager
@@ -16,8 +39,12 @@ def active_session(spark: SparkSession) -> Iterator[None]:
     """Make a session the active one in this context.
 
     Spark looks up formats in the active session, whichever session opens the frame or starts the
-    query. In a program with two sessions it would miss a format registered in the other one.
+    query. In a program with two sessions it would miss a format registered in the other one. A
+    server of Spark Connect uses the session of the client.
     """
+    if is_connect(spark):
+        yield
+        return
     jvm: Any = spark._jvm
     sessions = jvm.org.apache.spark.sql.classic.SparkSession
     before = sessions.getActiveSession()

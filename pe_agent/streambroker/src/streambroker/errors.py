@@ -15,6 +15,7 @@ _MODULES = {
     "pe_agent.log.objects.bucket": ["BucketUrlError"],
     "pe_agent.side.errors": ["PinError", "TableError"],
     "pe_agent.spark.local_session": ["JavaMissingError"],
+    "pe_agent.spark.session": ["ClassicSessionRequiredError"],
     "pe_agent.transport.agent_tls": ["NotSecuredError"],
     "streambroker_client.errors": [
         "BrokerError",

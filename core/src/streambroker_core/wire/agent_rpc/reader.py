@@ -36,6 +36,7 @@ class NextOffset:
         left: seconds for which the query has waited only for exports that refuse it.
         together: a call may wait without blocking other streams.
         ended: all exports have ended and are read.
+        heads: with an offset, the next epoch of each of its streams, as last known.
     """
 
     offset: Mapping[str, Any] | None
@@ -45,6 +46,7 @@ class NextOffset:
     left: float = optional(0.0)
     together: bool = optional(False)
     ended: bool = optional(False)
+    heads: Mapping[str, int] = optional({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,7 @@ class ReaderNext(Request[NextOffset | Busy]):
         control: types of control tuples that do not cut batches; None for a reader of rows.
         log: the reader carries the agent's control log, up to ``log_limit`` in a run with a limit.
         renewals: from the last `Busy` response, None at first.
+        stop_at_end: the query ends when all exports have ended and everything is read.
     """
 
     action: ClassVar[str] = "reader.next"
@@ -90,6 +93,7 @@ class ReaderNext(Request[NextOffset | Busy]):
     lossy: bool = False
     frame: str | None = None
     aside: bool = optional(False)
+    stop_at_end: bool = optional(False)
     control: Sequence[str] | None = optional()
     log: bool = optional(False)
     log_limit: int | None = optional()

@@ -98,6 +98,7 @@ class OffsetPlanner:
         self, reader: ImportReader, start: Offset, request: ReaderNext, call: int
     ) -> NextOffset:
         began, notifier = time.monotonic(), self.state.notifier
+        reader.frame, reader.stop_at_end = request.frame, request.stop_at_end
         turn = self.queries.begin_call(request.frame, reader.import_, reader.id)
         limited = request.limit is not None
         note_carrier(self.state.readers, reader, turn.query, request)
@@ -114,7 +115,7 @@ class OffsetPlanner:
             _note_end(reader, unfinished if end is None else None)
             if end is not None:
                 turn.note_offset()
-                return NextOffset(offset=end.encode())
+                return NextOffset(offset=end.encode(), heads=self._known_heads(reader, end))
             patience = turn.wait_seconds(
                 request.wait,
                 limited=limited,
@@ -134,6 +135,18 @@ class OffsetPlanner:
                     together=turn.may_wait,
                     ended=reader.ended,
                 )
+
+    def _known_heads(self, reader: ImportReader, end: Offset) -> dict[str, int]:
+        """Return the next epoch of each stream of an offset, as last known.
+
+        Epochs without a row for the reader do not count: it need not read them.
+        """
+        heads = dict[str, int]()
+        for stream, position in end.streams.items():
+            known = self.state.peers.heads(reader.export_by_stream.get(stream, "")) or {}
+            head, rowless = known.get(stream, 0), reader.rowless_until.get(stream, 0)
+            heads[stream] = head if head > max(position.next, rowless) else position.next
+        return heads
 
     def _lagging_exports(
         self, reader: ImportReader, start: Offset, limit: Mapping[str, int] | None

@@ -77,6 +77,8 @@ class ImportReader:
         dropped: epochs and rows dropped as configured, from its offset, over all streams.
         lost: epochs and rows lost, from its offset, over all streams.
         rowless_until: epoch up to which a stream is known to have no further row, by stream.
+        frame: name of the import in its query, from its last call.
+        stop_at_end: its query ends when all exports have ended and everything is read.
         carries_control_log: its last call carried the agent's control log.
         rules: for a reader that pins rules: progress, ``filter`` sent because of them (None for
             the Import's own filter), and ``why`` that is so.
@@ -105,6 +107,8 @@ class ImportReader:
     dropped: Loss = (0, 0)
     lost: Loss = (0, 0)
     rowless_until: dict[str, int] = field(default_factory=dict)
+    frame: str | None = None
+    stop_at_end: bool = False
     carries_control_log: bool = False
     rules: dict[str, Any] = field(default_factory=dict)
     call_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -324,6 +328,8 @@ class ImportReaders:
                     **r.received.status(),
                     "import": r.import_,
                     "alive": r.lease_expires > now,
+                    "frame": r.frame,
+                    "stopAtEnd": r.stop_at_end,
                     "pinned": r.pinned,
                     "refused": r.refused,
                     **({"rules": r.rules} if r.rules else {}),

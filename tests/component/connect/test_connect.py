@@ -1,0 +1,217 @@
+"""Jobs whose session is of Spark Connect: imports and exports do what they do in a classic one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import streambroker as sb
+from streambroker import PE
+from streambroker.errors import ClassicSessionRequiredError
+from support.processes.programs import Broker
+from support.processes.waiting import until
+from support.spark.connect import ConnectServer
+from support.spark.feeds import DDL, Feed, Row, row
+from support.spark.session import SECONDS, Session
+
+TRADES = {"kind": "trade"}
+
+
+@pytest.fixture(params=["classic", "Spark Connect"])
+def session(request: pytest.FixtureRequest, server: ConnectServer) -> SparkSession:
+    if request.param == "classic":
+        classic: SparkSession = request.getfixturevalue("spark")
+        return classic
+    return server.session()
+
+
+@pytest.fixture
+def jobs(session: SparkSession, tmp_path: Path, broker: Broker) -> Iterator[Session]:
+    made = Session(session, tmp_path, broker.url)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def connected(server: ConnectServer, tmp_path: Path, broker: Broker) -> Iterator[Session]:
+    """PEs and queries in a session of Spark Connect; all are ended with the test."""
+    made = Session(server.session(), tmp_path, broker.url)
+    yield made
+    made.end()
+
+
+class Table:
+    """The rows that a query has written to a folder, once for each committed batch."""
+
+    def __init__(self, jobs: Session, name: str) -> None:
+        self._jobs, self._folder = jobs, jobs.folder / name
+
+    def write(self, pe: PE, **settings: object) -> StreamingQuery:
+        """Import trades and write them."""
+        frame = pe.subscribe("in", 'kind == "trade"', start="earliest", schema=DDL, **settings)  # type: ignore[arg-type]
+        checkpoint = str(self._jobs.folder / "checkpoint-in")
+        writer = frame.writeStream.format("parquet").option("checkpointLocation", checkpoint)
+        query = writer.start(str(self._folder))
+        self._jobs.queries.append(query)
+        return query
+
+    @property
+    def rows(self) -> Counter[Row]:
+        names = set[str]()
+        for log in (self._folder / "_spark_metadata").glob("[0-9]*"):
+            names |= {json.loads(line)["path"] for line in log.read_text().splitlines()[1:]}
+        tables = [pq.read_table(name.removeprefix("file://")) for name in names]
+        return Counter(
+            (r["line"], r["price"], r["name"]) for table in tables for r in table.to_pylist()
+        )
+
+    def await_rows(self, expected: Counter[Row]) -> None:
+        until(lambda: self.rows >= expected, SECONDS, f"{expected.total()} rows")
+        assert self.rows == expected
+
+
+def rows_of(feed: Feed, *, first: int = 0, above: float = -1.0) -> Counter[Row]:
+    """Return the rows of the released files from the first one on."""
+    every = (row(line) for file in range(first, feed.files) for line in feed.lines(file))
+    return Counter(one for one in every if one[1] > above)
+
+
+def test_rows_arrive_once_and_a_filter_changes_while_both_queries_run(
+    jobs: Session, tmp_path: Path
+) -> None:
+    feed = Feed(tmp_path / "feed")
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    jobs.publish(exporter, feed, "out", properties=TRADES)
+    table = Table(jobs, "trades")
+    table.write(importer)
+    feed.release(3)
+    table.await_rows(rows_of(feed))
+    everything, first = rows_of(feed), feed.files
+    importer.imports["in"].set_filter("price > 20.0").wait_applied("60s")
+    feed.release(2)
+    table.await_rows(everything + rows_of(feed, first=first, above=20.0))
+
+
+def test_a_query_ends_when_its_exports_have_ended(jobs: Session, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "feed")
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    publishing = jobs.publish(exporter, feed, "out", properties=TRADES)
+    table = Table(jobs, "trades")
+    query = table.write(importer, stop_at_end=True)
+    feed.release(2)
+    table.await_rows(rows_of(feed))
+    publishing.processAllAvailable()
+    publishing.stop()
+    exporter.exports["out"].finish()
+
+    query.awaitTermination(int(SECONDS))
+
+    assert not query.isActive
+
+
+def test_the_agent_knows_what_a_query_reads_and_where_it_publishes(
+    jobs: Session, tmp_path: Path
+) -> None:
+    relay = jobs.pe("relay")
+    frame = relay.subscribe("in", 'kind == "trade"', schema=DDL)
+    other = jobs.files(Feed(tmp_path / "other"))
+    for name, source in (("pure", frame), ("mixed", frame.union(other))):
+        query = relay.publish(source, name, properties={}, checkpoint=tmp_path / name)
+        jobs.queries.append(query)
+        found = relay.status()["imports"]["queries"][str(query.id)]
+        assert found["exports"] == [name]
+        assert found["foreign"] is (name == "mixed")
+        assert found["imports"] == 1
+
+
+def test_the_error_of_a_failed_query_begins_with_its_cause(jobs: Session, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "feed")
+    pe = jobs.pe("feed")
+    frame = jobs.files(feed).selectExpr("CAST(raise_error('too cheap') AS bigint) AS line")
+    query = pe.publish(frame, "out", properties={}, checkpoint=tmp_path / "ck")
+    jobs.queries.append(query)
+    feed.release()
+    until(lambda: not query.isActive, SECONDS, "the query has failed")
+
+    failure = sb.cause(query)
+
+    assert failure is not None
+    assert "too cheap" in failure.message
+    assert str(query.exception()).startswith(str(failure))
+
+
+def test_what_needs_a_classic_session_is_refused_before_anything_is_declared(
+    connected: Session, tmp_path: Path
+) -> None:
+    pe = connected.pe("alerts")
+    frame = connected.files(Feed(tmp_path / "feed"))
+    for call in (
+        lambda: pe.subscribe_stream("in", 'kind == "trade"', schema=DDL),
+        lambda: pe.stream(frame),
+        lambda: sb.stream(frame),
+    ):
+        with pytest.raises(ClassicSessionRequiredError, match="needs a classic Spark session"):
+            call()
+    assert pe.status()["declarations"] == {}
+    assert list(pe.imports) == []
+
+
+def test_queries_outlive_their_client_and_the_next_one_adopts_the_agent(
+    server: ConnectServer, tmp_path: Path, broker: Broker
+) -> None:
+    id_ = "5bd6f2a0-2f7b-4d6e-9d5c-0d8f3c0a7e11"
+    first = Session(server.session(id_), tmp_path, broker.url)
+    feed = Feed(tmp_path / "feed")
+    exporter, importer = first.pe("feed", linger=None), first.pe("alerts", linger=None)
+    table = Table(first, "trades")
+    table.write(importer)
+    first.publish(exporter, feed, "out", properties=TRADES)
+    feed.release()
+    table.await_rows(rows_of(feed))
+    for pe in (exporter, importer):
+        pe.stop()
+
+    second = Session(server.session(id_), tmp_path, broker.url)
+    again = [second.pe("feed"), second.pe("alerts")]
+    second.queries += second.spark.streams.active
+    feed.release()
+
+    Table(second, "trades").await_rows(rows_of(feed))
+    assert [pe.agent.location for pe in again] == [exporter.agent.location, importer.agent.location]
+    reading = str(first.queries[0].id)
+    until(
+        lambda: reading in again[1].status()["imports"]["queries"],
+        SECONDS,
+        "the query is reported by its new client",
+    )
+    second.end()
+
+
+def test_after_a_kill_of_the_server_queries_go_on_from_their_checkpoints(
+    server: ConnectServer, tmp_path: Path, broker: Broker
+) -> None:
+    feed = Feed(tmp_path / "feed")
+    for last in (False, True):
+        jobs = Session(server.session(), tmp_path, broker.url)
+        exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+        jobs.publish(exporter, feed, "out", properties=TRADES)
+        table = Table(jobs, "trades")
+        table.write(importer)
+        feed.release(3)
+        if last:
+            table.await_rows(rows_of(feed))
+            jobs.end()
+        else:
+            until(lambda: bool(table.rows), SECONDS, "the first rows")
+            feed.release(3)
+            server.kill()
+            server.start()
+            for pe in jobs.pes:
+                pe.stop()
