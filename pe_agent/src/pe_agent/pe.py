@@ -13,6 +13,7 @@ from pe_agent.job import owner_reference as owners
 from pe_agent.job import publish as publishing
 from pe_agent.job.agent.agent_process import AgentProcess
 from pe_agent.job.agent.agent_start import AgentSettings
+from pe_agent.job.agent.server_check import check_server
 from pe_agent.job.agent.view_cache import ViewCache
 from pe_agent.job.arguments import ArgumentError, seconds
 from pe_agent.job.context import JobContext
@@ -21,7 +22,6 @@ from pe_agent.job.query_monitor import QueryMonitor
 from pe_agent.job.send_control import Operators
 from pe_agent.job.settings import AgentOptions, BrokerAuth
 from pe_agent.job.statuses import PeStatus
-from pe_agent.spark.server_check import check_server
 from pe_agent.spark.session import is_connect
 from pe_agent.streams import subscribe as subscribing
 from pe_agent.transport.agent_client import AgentClient, send

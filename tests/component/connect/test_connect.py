@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import streambroker as sb
 from streambroker import PE
 from streambroker.errors import ClassicSessionRequiredError
-from support.processes.programs import Broker
+from support.processes.jobs import Broker
 from support.processes.waiting import until
 from support.spark.connect import ConnectServer
 from support.spark.feeds import DDL, Feed, Row, row
@@ -152,11 +152,12 @@ def test_what_needs_a_classic_session_is_refused_before_anything_is_declared(
 ) -> None:
     pe = connected.pe("alerts")
     frame = connected.files(Feed(tmp_path / "feed"))
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: pe.subscribe_stream("in", 'kind == "trade"', schema=DDL),
         lambda: pe.stream(frame),
         lambda: sb.stream(frame),
-    ):
+    )
+    for call in calls:
         with pytest.raises(ClassicSessionRequiredError, match="needs a classic Spark session"):
             call()
     assert pe.status()["declarations"] == {}
@@ -198,20 +199,24 @@ def test_after_a_kill_of_the_server_queries_go_on_from_their_checkpoints(
     server: ConnectServer, tmp_path: Path, broker: Broker
 ) -> None:
     feed = Feed(tmp_path / "feed")
-    for last in (False, True):
+
+    def run() -> tuple[Session, Table]:
+        """Start both queries, and release more files."""
         jobs = Session(server.session(), tmp_path, broker.url)
         exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
         jobs.publish(exporter, feed, "out", properties=TRADES)
         table = Table(jobs, "trades")
         table.write(importer)
         feed.release(3)
-        if last:
-            table.await_rows(rows_of(feed))
-            jobs.end()
-        else:
-            until(lambda: bool(table.rows), SECONDS, "the first rows")
-            feed.release(3)
-            server.kill()
-            server.start()
-            for pe in jobs.pes:
-                pe.stop()
+        return jobs, table
+
+    jobs, table = run()
+    until(lambda: bool(table.rows), SECONDS, "the first rows")
+    feed.release(3)
+    server.kill()
+    server.start()
+    for pe in jobs.pes:
+        pe.stop()
+    jobs, table = run()
+    table.await_rows(rows_of(feed))
+    jobs.end()

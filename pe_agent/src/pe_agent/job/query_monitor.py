@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pe_agent.job.query_sources import Sources, frame_sources, query_sources
@@ -36,7 +36,7 @@ class RunningQuery:
     id: str
     run_id: str
     ports: tuple[str, ...] = ()
-    sources: Sources = Sources()
+    sources: Sources = field(default_factory=Sources)
     reported_at: float = -REPORT_SECONDS
 
     def is_active(self) -> bool:

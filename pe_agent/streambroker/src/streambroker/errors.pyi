@@ -12,6 +12,7 @@ from pe_agent.log.objects.bucket import BucketUrlError as BucketUrlError
 from pe_agent.side.errors import PinError as PinError
 from pe_agent.side.errors import TableError as TableError
 from pe_agent.spark.local_session import JavaMissingError as JavaMissingError
+from pe_agent.spark.session import ClassicSessionRequiredError as ClassicSessionRequiredError
 from pe_agent.transport.agent_tls import NotSecuredError as NotSecuredError
 from pe_agent.transport.broker_trust import TrustError as TrustError
 from pe_agent.transport.flight_errors import AgentRefusedError as AgentRefusedError
