@@ -84,8 +84,8 @@ def start(
             machines share, ``file:///directory``; default ``$STREAMBROKER_STORAGE``, or none. An
             agent with an empty ``data_dir`` goes on with what it has there.
 
-    With a session of Spark Connect, the agent runs beside this client, and the server's tasks have
-    to reach it. Operators, patterns and side inputs need a classic session.
+    With a session of Spark Connect, the agent runs on the client's machine, and the server's tasks
+    have to reach it. Operators, patterns and side inputs need a classic session.
 
     Raises:
         BucketUrlError: ``storage`` names no bucket, or the package ``obstore`` is missing.

@@ -88,7 +88,7 @@ def test_rows_arrive_once_and_a_filter_changes_while_both_queries_run(
 ) -> None:
     feed = Feed(tmp_path / "feed")
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
-    jobs.publish(exporter, feed, "out", properties=TRADES)
+    jobs.publish(exporter, feed, "out", properties=TRADES, archive={"maxAge": "1h"})
     table = Table(jobs, "trades")
     table.write(importer)
     feed.release(3)
@@ -97,6 +97,9 @@ def test_rows_arrive_once_and_a_filter_changes_while_both_queries_run(
     importer.imports["in"].set_filter("price > 20.0").wait_applied("60s")
     feed.release(2)
     table.await_rows(everything + rows_of(feed, first=first, above=20.0))
+
+    held = importer.imports["in"].read(schema=DDL).collect()
+    assert Counter((r["line"], r["price"], r["name"]) for r in held) == rows_of(feed, above=20.0)
 
 
 def test_a_query_ends_when_its_exports_have_ended(jobs: Session, tmp_path: Path) -> None:

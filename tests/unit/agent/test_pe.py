@@ -11,8 +11,8 @@ import pytest
 import pe_agent
 from pe_agent.job.arguments import ArgumentError
 from pe_agent.job.query_monitor import QueryMonitor
-from pe_agent.job.query_sources import Sources
 from pe_agent.pe import PE
+from pe_agent.spark.query_sources import Sources
 from streambroker_core.model import PeKey
 
 

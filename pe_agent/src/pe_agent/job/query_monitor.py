@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pe_agent.job.query_sources import Sources, frame_sources, query_sources
+from pe_agent.spark.query_sources import Sources, frame_sources, query_sources
 from pe_agent.transport.agent_client import AgentClient, send
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.wire.agent_rpc.job import QueryBegin, QueryEnd, SidesRunning
+from streambroker_core.wire.agent_rpc.job import GetStatus, QueryBegin, QueryEnd, SidesRunning
 from streambroker_core.wire.agent_rpc.publisher import PublisherRenew, PublisherRenounce
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class QueryMonitor:
 
     def sources(self, frame: DataFrame) -> Sources:
         """Return the sources of a frame."""
-        return frame_sources(frame, self._agent())
+        return frame_sources(frame, self._agent().location)
 
     def announce(self, ports: tuple[str, ...], sources: Sources) -> None:
         """Report to the agent that a query is about to start, and the exports it publishes to."""
@@ -131,6 +131,10 @@ class QueryMonitor:
         )
         return send(self._agent(), begin).ended
 
+    def _fetch_readers(self) -> Mapping[str, Any]:
+        readers: Mapping[str, Any] = send(self._agent(), GetStatus())["imports"]["readers"]
+        return readers
+
     def _discover_queries(self) -> None:
         """Add the queries of the session that read imports of this PE into other sinks."""
         known = {r.run_id for r in self._running}
@@ -141,7 +145,7 @@ class QueryMonitor:
         self._foreign_runs &= set(active)
         for run in active.keys() - known - self._foreign_runs:
             query = active[run]
-            sources = query_sources(self._spark, query, self._agent())
+            sources = query_sources(self._spark, query, self._agent().location, self._fetch_readers)
             if sources is None:
                 continue
             if sources.frames:

@@ -251,9 +251,7 @@ class Stream:
                 PE, by ``name``.
             selectors: keys that rules may have as well as ``key``. Rows are copied for each key.
             name: name of the operator, unique in the query and fixed for a checkpoint.
-            on_outcomes: called at each update with a list of outcomes, one for each rule:
-                ``rule``, ``version``, ``change``, ``reason``, ``message`` and ``warnings``. Its
-                errors are raised where the rules are updated.
+            on_outcomes: called at each update with a list of `RuleUpdate`, one for each rule.
             settings: as for `match`.
 
         Raises:

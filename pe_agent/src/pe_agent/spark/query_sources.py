@@ -8,13 +8,11 @@ the readers of imports.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pe_agent.spark.session import is_connect
-from pe_agent.transport.agent_client import AgentClient, send
-from streambroker_core.wire.agent_rpc.job import GetStatus
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,8 +39,8 @@ class _Stream:
     stop_at_end: bool = False
 
 
-def frame_sources(frame: DataFrame, agent: AgentClient) -> Sources:
-    """Return the sources of a frame."""
+def frame_sources(frame: DataFrame, agent: str) -> Sources:
+    """Return the sources of a frame; ``agent`` is the address of the PE's agent."""
     if is_connect(frame.sparkSession):
         plan: Any = frame
         reads = _find_reads(plan._plan.to_proto(frame.sparkSession.client))
@@ -50,15 +48,23 @@ def frame_sources(frame: DataFrame, agent: AgentClient) -> Sources:
     return _plan_sources(frame._jdf.queryExecution().analyzed(), agent)
 
 
-def query_sources(spark: SparkSession, query: StreamingQuery, agent: AgentClient) -> Sources | None:
-    """Return the sources of a running query; None if they are not known yet."""
+def query_sources(
+    spark: SparkSession,
+    query: StreamingQuery,
+    agent: str,
+    fetch_readers: Callable[[], Mapping[str, Any]],
+) -> Sources | None:
+    """Return the sources of a running query; None if they are not known yet.
+
+    ``fetch_readers`` returns the status of the agent's readers, by id.
+    """
     if not is_connect(spark):
         classic: Any = query
         return _plan_sources(classic._jsq.streamingQuery().analyzedPlan(), agent)
     progress = query.lastProgress
     if progress is None:
         return None
-    readers = send(agent, GetStatus())["imports"]["readers"]
+    readers = fetch_readers()
     return _combine(
         _progress_stream(source["endOffset"], readers) for source in progress["sources"]
     )
@@ -71,13 +77,13 @@ def _combine(streams: Iterable[_Stream]) -> Sources:
     return Sources(tuple(own), foreign, bool(own) and all(own.values()))
 
 
-def _plan_sources(plan: Any, agent: AgentClient) -> Sources:
+def _plan_sources(plan: Any, agent: str) -> Sources:
     leaves = plan.collectLeaves()
     streaming = (s for s in map(leaves.apply, range(leaves.size())) if s.isStreaming())
     return _combine(_leaf_stream(leaf, agent) for leaf in streaming)
 
 
-def _leaf_stream(leaf: Any, agent: AgentClient) -> _Stream:
+def _leaf_stream(leaf: Any, agent: str) -> _Stream:
     if leaf.getClass().getSimpleName() != "StreamingRelationV2":
         return _Stream()
     options = leaf.extraOptions()
@@ -85,14 +91,14 @@ def _leaf_stream(leaf: Any, agent: AgentClient) -> _Stream:
     return _own_stream(leaf.sourceName(), {name: options.get(name) for name in names}, agent)
 
 
-def _read_stream(source: Any, agent: AgentClient) -> _Stream:
+def _read_stream(source: Any, agent: str) -> _Stream:
     return _own_stream(source.format, dict(source.options), agent)
 
 
-def _own_stream(format_: str, options: Mapping[str, str | None], agent: AgentClient) -> _Stream:
+def _own_stream(format_: str, options: Mapping[str, str | None], agent: str) -> _Stream:
     """Return the stream of an import that ``subscribe`` opened for this PE, else another one."""
     frame = options.get("frame")
-    if format_ != "streambroker" or options.get("agent") != agent.location or frame is None:
+    if format_ != "streambroker" or options.get("agent") != agent or frame is None:
         return _Stream()
     return _Stream(str(frame), options.get("stopAtEnd") == "true")
 
