@@ -74,6 +74,55 @@ CHARTS: dict[str, Chart] = {
         peers={"try each subscription": "new export against 100,000, scan, p50"},
         is_logarithmic=True,
     ),
+    "latency": Chart(
+        benchmark="latency",
+        title="From a row that is available to the importer's sink, 10,000 rows/s, p99",
+        better="less",
+        ours={
+            "streambroker": "tuned, 10,000/s: available -> sink p99",
+        },
+        peers={
+            "a pair that hands over a number": "empty, 10,000/s: available -> sink p99",
+            "Kafka, Avro": "kafka, 10,000/s: available -> sink p99",
+        },
+    ),
+    "latency-median": Chart(
+        benchmark="latency",
+        title="From a row that is available to the importer's sink, 1,000 rows/s, p50",
+        better="less",
+        ours={"streambroker": "tuned, 1,000/s: available -> sink p50"},
+        peers={
+            "a pair that hands over a number": "empty, 1,000/s: available -> sink p50",
+            "Kafka, Avro": "kafka, 1,000/s: available -> sink p50",
+        },
+    ),
+    "stored": Chart(
+        benchmark="spark_to_spark_stored",
+        title="Rows from one Spark application to another, with a bucket behind the export",
+        better="more",
+        ours={"durability: local": "local: rows", "durability: stored": "stored: rows"},
+        peers={"no bucket": "disk: rows"},
+    ),
+    "side-joins": Chart(
+        benchmark="side_joins",
+        title="Join rows with a table of 1,000,000 entries",
+        better="more",
+        ours={
+            "side input, by default without state": "stateless, 1M: rows",
+            "side input, with state": "table, 1M: rows",
+        },
+        peers={"Spark's broadcast join": "broadcast, 1M: rows"},
+    ),
+    "micro-batch": Chart(
+        benchmark="micro_batch",
+        title="A micro-batch of a stateful query with 1,000 rows/s, p50",
+        better="less",
+        ours={"one operator": "1000/s: operator: p50", "four operators": "1000/s: 4 operators: p50"},
+        peers={
+            "dropDuplicates": "1000/s: dropDuplicates: p50",
+            "a bare stateful hop": "1000/s: bare hop with state: p50",
+        },
+    ),
 }
 
 
