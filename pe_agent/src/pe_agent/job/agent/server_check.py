@@ -35,7 +35,10 @@ def check_server(spark: SparkSession, *, loopback: bool) -> None:
     word = secrets.token_hex(16)
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=_answer, args=(server, word), daemon=True).start()
-        found = _run(spark, server.getsockname()[1])
+        try:
+            found = _run(spark, server.getsockname()[1])
+        finally:
+            server.shutdown(socket.SHUT_RDWR)  # ends the thread
     if found != word or not str(spark.conf.get("spark.master", "")).startswith("local"):
         raise ArgumentError(
             "the Spark Connect server or its executors are on other machines, where nothing"
@@ -80,8 +83,7 @@ def read_word(batches: Iterator[pa.RecordBatch], port: int) -> Iterator[pa.Recor
         if port:
             try:
                 with socket.create_connection(("127.0.0.1", port), TIMEOUT_SECONDS) as connection:
-                    connection.settimeout(TIMEOUT_SECONDS)
                     word = connection.makefile("rb").read()
             except OSError:
-                word = b""
+                pass
         yield pa.RecordBatch.from_pydict({"word": [word.decode(errors="replace")]})
