@@ -117,7 +117,10 @@ CHARTS: dict[str, Chart] = {
         benchmark="micro_batch",
         title="A micro-batch of a stateful query with 1,000 rows/s, p50",
         better="less",
-        ours={"one operator": "1000/s: operator: p50", "four operators": "1000/s: 4 operators: p50"},
+        ours={
+            "one operator": "1000/s: operator: p50",
+            "four operators": "1000/s: 4 operators: p50",
+        },
         peers={
             "dropDuplicates": "1000/s: dropDuplicates: p50",
             "a bare stateful hop": "1000/s: bare hop with state: p50",
