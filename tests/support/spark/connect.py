@@ -29,6 +29,7 @@ class ConnectServer:
         self._folder, self._port = folder, free_port()
         self.url = f"sc://127.0.0.1:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
+        self._sessions: list[Any] = []
         self.start()
 
     def start(self) -> None:
@@ -77,9 +78,13 @@ class ConnectServer:
 
         url = self.url if id_ is None else f"{self.url}/;session_id={id_}"
         made: Any = ConnectSession.builder.remote(url).create()
+        self._sessions.append(made)
         return made  # type: ignore[no-any-return]
 
     def end(self) -> None:
+        """Close the clients, which would call for minutes a server that is gone; end the server."""
         assert self._process is not None
+        for session in self._sessions:
+            session.client.close()
         if self._process.poll() is None:
             self.kill()
