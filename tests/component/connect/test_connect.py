@@ -2,79 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import streambroker as sb
 from streambroker import PE
 from streambroker.errors import ClassicSessionRequiredError
+from streambroker.patterns import Pattern
 from support.processes.jobs import Broker
 from support.processes.waiting import until
 from support.spark.connect import ConnectServer
 from support.spark.feeds import DDL, Feed, Row, row
 from support.spark.session import SECONDS, Session
+from support.spark.tables import Table
 
 TRADES = {"kind": "trade"}
 
 
-@pytest.fixture(params=["classic", "Spark Connect"])
-def session(request: pytest.FixtureRequest, server: ConnectServer) -> SparkSession:
-    if request.param == "classic":
-        classic: SparkSession = request.getfixturevalue("spark")
-        return classic
-    return server.session()
-
-
-@pytest.fixture
-def jobs(session: SparkSession, tmp_path: Path, broker: Broker) -> Iterator[Session]:
-    made = Session(session, tmp_path, broker.url)
-    yield made
-    made.end()
-
-
-@pytest.fixture
-def connected(server: ConnectServer, tmp_path: Path, broker: Broker) -> Iterator[Session]:
-    """PEs and queries in a session of Spark Connect; all are ended with the test."""
-    made = Session(server.session(), tmp_path, broker.url)
-    yield made
-    made.end()
-
-
-class Table:
-    """The rows that a query has written to a folder, once for each committed batch."""
-
-    def __init__(self, jobs: Session, name: str) -> None:
-        self._jobs, self._folder = jobs, jobs.folder / name
-
-    def write(self, pe: PE, **settings: object) -> StreamingQuery:
-        """Import trades and write them."""
-        frame = pe.subscribe("in", 'kind == "trade"', start="earliest", schema=DDL, **settings)  # type: ignore[arg-type]
-        checkpoint = str(self._jobs.folder / "checkpoint-in")
-        writer = frame.writeStream.format("parquet").option("checkpointLocation", checkpoint)
-        query = writer.start(str(self._folder))
-        self._jobs.queries.append(query)
-        return query
-
-    @property
-    def rows(self) -> Counter[Row]:
-        names = set[str]()
-        for log in (self._folder / "_spark_metadata").glob("[0-9]*"):
-            names |= {json.loads(line)["path"] for line in log.read_text().splitlines()[1:]}
-        tables = [pq.read_table(name.removeprefix("file://")) for name in names]
-        return Counter(
-            (r["line"], r["price"], r["name"]) for table in tables for r in table.to_pylist()
-        )
-
-    def await_rows(self, expected: Counter[Row]) -> None:
-        until(lambda: self.rows >= expected, SECONDS, f"{expected.total()} rows")
-        assert self.rows == expected
+def write_trades(jobs: Session, pe: PE, **settings: object) -> StreamingQuery:
+    """Import trades and write them."""
+    frame = pe.subscribe("in", 'kind == "trade"', start="earliest", schema=DDL, **settings)  # type: ignore[arg-type]
+    return Table(jobs, "trades").write(frame)
 
 
 def rows_of(feed: Feed, *, first: int = 0, above: float = -1.0) -> Counter[Row]:
@@ -90,7 +41,7 @@ def test_rows_arrive_once_and_a_filter_changes_while_both_queries_run(
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
     jobs.publish(exporter, feed, "out", properties=TRADES, archive={"maxAge": "1h"})
     table = Table(jobs, "trades")
-    table.write(importer)
+    write_trades(jobs, importer)
     feed.release(3)
     table.await_rows(rows_of(feed))
     everything, first = rows_of(feed), feed.files
@@ -107,7 +58,7 @@ def test_a_query_ends_when_its_exports_have_ended(jobs: Session, tmp_path: Path)
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
     publishing = jobs.publish(exporter, feed, "out", properties=TRADES)
     table = Table(jobs, "trades")
-    query = table.write(importer, stop_at_end=True)
+    query = write_trades(jobs, importer, stop_at_end=True)
     feed.release(2)
     table.await_rows(rows_of(feed))
     publishing.processAllAvailable()
@@ -150,21 +101,17 @@ def test_the_error_of_a_failed_query_begins_with_its_cause(jobs: Session, tmp_pa
     assert str(query.exception()).startswith(str(failure))
 
 
-def test_what_needs_a_classic_session_is_refused_before_anything_is_declared(
+def test_a_search_for_patterns_on_spark_connect_needs_a_pe(
     connected: Session, tmp_path: Path
 ) -> None:
     pe = connected.pe("alerts")
     frame = connected.files(Feed(tmp_path / "feed"))
-    calls: tuple[Callable[[], object], ...] = (
-        lambda: pe.subscribe_stream("in", 'kind == "trade"', schema=DDL),
-        lambda: pe.stream(frame),
-        lambda: sb.stream(frame),
-    )
-    for call in calls:
-        with pytest.raises(ClassicSessionRequiredError, match="needs a classic Spark session"):
-            call()
-    assert pe.status()["declarations"] == {}
-    assert list(pe.imports) == []
+    dear = Pattern.begin("dear").where("price > 40")
+
+    with pytest.raises(ClassicSessionRequiredError, match=r"Make the stream with pe\.stream"):
+        sb.stream(frame).match(dear, key="name")
+
+    assert pe.stream(frame).match(dear, key="name").to_df().isStreaming
 
 
 def test_queries_outlive_their_client_and_the_next_one_adopts_the_agent(
@@ -175,7 +122,7 @@ def test_queries_outlive_their_client_and_the_next_one_adopts_the_agent(
     feed = Feed(tmp_path / "feed")
     exporter, importer = first.pe("feed", linger=None), first.pe("alerts", linger=None)
     table = Table(first, "trades")
-    table.write(importer)
+    write_trades(first, importer)
     first.publish(exporter, feed, "out", properties=TRADES)
     feed.release()
     table.await_rows(rows_of(feed))
@@ -209,7 +156,7 @@ def test_after_a_kill_of_the_server_queries_go_on_from_their_checkpoints(
         exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
         jobs.publish(exporter, feed, "out", properties=TRADES)
         table = Table(jobs, "trades")
-        table.write(importer)
+        write_trades(jobs, importer)
         feed.release(3)
         return jobs, table
 

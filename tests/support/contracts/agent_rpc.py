@@ -343,6 +343,9 @@ def _reports(alerts: _Served) -> None:
     bucket = {"query": "q", "operator": "o", "bucket": 0, "window": 1, "sides": []}
     alerts.client.call("sides.told", buckets=[bucket])
     alerts.client.call("sides.running", queries=["q"])
+    windows = {"operator-1": [{"bucket": 0, "window": 1, "rules": []}]}
+    alerts.client.call("windows.report", operators=windows)
+    alerts.client.call("windows.reported", operator="operator-1", first=0)
 
 
 def _end(home: _Served, alerts: _Served) -> None:

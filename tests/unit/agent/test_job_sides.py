@@ -11,10 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from pe_agent.agent.broker.reporter import build_report
 from pe_agent.agent.reports import prometheus as metrics
 from pe_agent.agent.reports.side_inputs import NEW_QUERY_SECONDS, SideReports
-from pe_agent.side import metrics_reporter as reporting
-from pe_agent.side.metrics_reporter import SideMetricsReporter, SideMetricsSender
+from pe_agent.side.metrics_reporter import SideMetricsReporter, build_request
+from pe_agent.transport import report_sender as reporting
 from pe_agent.transport.agent_tls import PLAIN_VARIABLE
 from pe_agent.transport.flight_errors import AgentUnreachableError
+from pe_agent.transport.report_sender import ReportSender
 from streambroker_core.errors import ManifestError
 from streambroker_core.wire.reports.side_status import SideStall, SideStatus, write_side
 from support.processes.waiting import until
@@ -139,15 +140,15 @@ def test_the_last_figures_of_each_bucket_reach_an_agent_that_was_away(
 ) -> None:
     monkeypatch.setattr(reporting, "MIN_REPORT_SECONDS", 0.05)
     agent = Agent(deaf=2)
-    sender = SideMetricsSender(agent)  # type: ignore[arg-type]
-    sender.enqueue(("q", "join", 0), 1, [RATES])
-    sender.enqueue(("q", "join", 1), 1, [RATES])
+    sender = ReportSender(agent, build_request)  # type: ignore[arg-type]
+    sender.enqueue(("q", "join", 0), (1, [RATES]))
+    sender.enqueue(("q", "join", 1), (1, [RATES]))
     until(lambda: agent.deaf < 2, 10.0, "a call")
-    sender.enqueue(("q", "join", 0), 2, [RATES])
+    sender.enqueue(("q", "join", 0), (2, [RATES]))
     until(lambda: bool(agent.heard), 10.0, "an answer")
     windows = {reported["bucket"]: reported["window"] for call in agent.heard for reported in call}
     assert windows == {0: 2, 1: 1}
-    sender.enqueue(("q", "join", 1), 3, [RATES])
+    sender.enqueue(("q", "join", 1), (3, [RATES]))
     until(lambda: agent.heard[-1][-1]["window"] == 3, 10.0, "the next figures")
     assert sum(len(call) for call in agent.heard) == 3, "nothing is sent twice"
 
@@ -164,10 +165,10 @@ def test_figures_that_nobody_can_read_do_not_end_the_sending(
 
     monkeypatch.setattr(reporting, "MIN_REPORT_SECONDS", 0.05)
     agent = Odd(deaf=1)
-    sender = SideMetricsSender(agent)  # type: ignore[arg-type]
-    sender.enqueue(("q", "join", 0), 1, [RATES])
+    sender = ReportSender(agent, build_request)  # type: ignore[arg-type]
+    sender.enqueue(("q", "join", 0), (1, [RATES]))
     until(lambda: not agent.deaf, 10.0, "a call")
-    sender.enqueue(("q", "join", 0), 2, [RATES])
+    sender.enqueue(("q", "join", 0), (2, [RATES]))
     until(lambda: bool(agent.heard), 10.0, "the next figures")
     assert [reported["window"] for call in agent.heard for reported in call] == [2]
 

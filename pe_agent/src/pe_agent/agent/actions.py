@@ -43,6 +43,8 @@ def job_actions(agent: Agent) -> Actions:
     actions.on(job.RulesReport, rules.report)
     actions.on(job.RulesLeave, lambda r: rules.leave(r.discoverer))
     actions.on(job.RulesMetrics, agent.rule_metrics.record)
+    actions.on(job.WindowsReport, agent.window_reports.record)
+    actions.on(job.WindowsReported, agent.window_reports.windows)
     actions.on(job.SidesMetrics, lambda r: agent.side_reports.record(r.buckets))
     actions.on(job.SidesRunning, lambda r: agent.side_reports.retain_running(r.queries))
     return actions

@@ -22,6 +22,7 @@ from pe_agent.agent.reports import prometheus as metrics
 from pe_agent.agent.reports.rule_metrics import RuleMetricsStore
 from pe_agent.agent.reports.rules import RuleState
 from pe_agent.agent.reports.side_inputs import SideReports
+from pe_agent.agent.reports.windows import WindowReports
 from pe_agent.agent.state.control_log import ControlLog
 from pe_agent.agent.state.declarations import Declarations
 from pe_agent.agent.state.route_table import RouteTable
@@ -105,6 +106,7 @@ class Agent:
             is_broker_away=lambda: bool(broker_status().get("away")),
         )
         self.side_reports = SideReports()
+        self.window_reports = WindowReports()
         self.rule_metrics = RuleMetricsStore()
         state = ImportState(
             str(pe),

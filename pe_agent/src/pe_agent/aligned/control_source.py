@@ -18,7 +18,7 @@ from pe_agent.aligned.data import ControlFrame
 from pe_agent.aligned.plan import StreamPlan
 from pe_agent.aligned.runtime.frames import CONTROL
 from pe_agent.log.control_file import ControlFileOffsets
-from pe_agent.spark.session import active_session, register_source, require_classic
+from pe_agent.spark.session import active_session, register_source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +31,6 @@ def control_source_plan(
     spark: SparkSession, source: type[DataSource], **options: Any
 ) -> StreamPlan:
     """Return the plan of the control tuples of a source, for ``union`` with other plans."""
-    require_classic(spark, "a stream of control tuples")
     register_source(spark, source)
     with active_session(spark):
         frame = spark.readStream.format(source.name()).options(**options).load()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pe_agent.aligned.data import ControlFrame, OutputFrame, RowsFrame
 from pe_agent.aligned.import_frame import Import, ImportFrame
 from pe_agent.aligned.runtime.frames import CONTROL, SEQ, add_sequence, shift_sequence
-from pe_agent.spark.session import require_classic
 from streambroker_core.control.runtime.packing import RANK_BITS
 from streambroker_core.errors import AlignedError
 
@@ -127,13 +126,11 @@ def plan_of(stream: Planned | DataFrame, job: JobContext | None = None) -> Strea
 
     Raises:
         AlignedError: it is not streaming, or a column has a reserved name.
-        ClassicSessionRequiredError: its session is of Spark Connect.
     """
     source: Any = stream
     plan = getattr(source, "plan", None)
     if isinstance(plan, StreamPlan):
         return plan
-    require_classic(source.sparkSession, "a stream with control tuples")
     if not source.isStreaming:
         raise AlignedError("the DataFrame is not streaming: make it with readStream or subscribe.")
     rows = RowsFrame(frame=add_sequence(source))

@@ -9,19 +9,26 @@ later adds no source.
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
+import tempfile
 import threading
 import time
 import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
+
+from pyspark import SparkFiles
 
 from pe_agent.aligned.control_source import ControlSource, control_source_plan
 from pe_agent.aligned.plan import StreamPlan
 from pe_agent.aligned.runtime.frames import encode_control
 from pe_agent.log.atomic_file import replace_file
+from pe_agent.spark.session import is_connect
 from streambroker_core.control.tuples import Delivery, SideTick, make_logged_tuple
 from streambroker_core.control.tuples.payloads import encode
 
@@ -59,6 +66,11 @@ class TickFile:
         self._plan: TickPlan | None = None
         self.update()
 
+    @classmethod
+    def create(cls, spark: SparkSession) -> TickFile:
+        """Return a new file in a folder that ends with the session, or with this process."""
+        return cls(_temporary_folder() if is_connect(spark) else SparkFiles.getRootDirectory())
+
     def update(self, **changes: Any) -> None:
         """Change fields of the plan; on OSError of the file the plan is unchanged."""
         with self._lock:
@@ -66,6 +78,13 @@ class TickFile:
             if plan != self._plan:
                 replace_file(self.path, json.dumps(asdict(plan)))
                 self._plan = plan
+
+
+@cache
+def _temporary_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="streambroker-ticks-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def tick_seconds(timeout: float) -> float:

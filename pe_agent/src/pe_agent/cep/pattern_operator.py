@@ -1,15 +1,14 @@
-"""The pattern operator as Spark's tasks make it: with masks, and metrics in an accumulator."""
+"""The pattern operator as Spark's tasks make it: with masks, and a way for metrics."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
-from pe_agent.cep.accumulators import AccumulatorValue
 from pe_agent.filters import compile_filter
 from pe_agent.spark.worker import QUERY_ID, task_property
 from streambroker_core.cep.engine.condition_masks import row_by_row
@@ -18,20 +17,22 @@ from streambroker_core.cep.operator import PatternOperator
 from streambroker_core.errors import FilterError
 from streambroker_core.expression import Expression
 
-if TYPE_CHECKING:
-    from pyspark.accumulators import Accumulator
+
+class WindowSink(Protocol):
+    """Takes the metrics of windows from tasks: an accumulator, or a reporter to the agent."""
+
+    def add(self, windows: list[WindowMetrics], /) -> None:
+        """Pass them to the program."""
 
 
-def make_operator(
-    accumulator: Accumulator[AccumulatorValue], make: Callable[..., PatternOperator]
-) -> PatternOperator:
+def make_operator(sink: WindowSink, make: Callable[..., PatternOperator]) -> PatternOperator:
     """Return the operator of a window; called in Spark tasks.
 
     ``make`` is the class with its settings, but for what a task adds.
     """
 
     def watch(window: WindowMetrics) -> None:
-        accumulator.add([replace(window, query=task_property(QUERY_ID) or "")])
+        sink.add([replace(window, query=task_property(QUERY_ID) or "")])
 
     return make(maker=_make_mask, watch=watch, clock=time.perf_counter_ns)
 

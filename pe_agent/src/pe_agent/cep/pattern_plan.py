@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 import pyarrow as pa
-from pyspark import SparkFiles
 
 from pe_agent.aligned import row_steps
 from pe_agent.aligned.data import RowsFrame
@@ -20,7 +19,7 @@ from pe_agent.aligned.plan import StreamPlan
 from pe_agent.aligned.queries.query_listener import watch_queries
 from pe_agent.aligned.runtime.hosting import parse_columns
 from pe_agent.aligned.timeout_ticks import TickFile, tick_seconds, tick_source_plan
-from pe_agent.cep.accumulators import AccumulatorValue, MetricsAccumulator
+from pe_agent.cep.accumulators import MetricsAccumulator
 from pe_agent.cep.discovery.discoverer import (
     FixedDiscoverer,
     PatternProcessorDiscoverer,
@@ -31,12 +30,14 @@ from pe_agent.cep.discovery.discoverer import (
 from pe_agent.cep.discovery.manager import OutcomeListener
 from pe_agent.cep.key_selectors import Key, check_selector, select_copied_keys, to_selector
 from pe_agent.cep.metrics_reporter import RuleMetricsReporter
-from pe_agent.cep.pattern_operator import make_operator
+from pe_agent.cep.pattern_operator import WindowSink, make_operator
 from pe_agent.cep.query_rules import QueryRules
 from pe_agent.cep.rules_log import ImportedRules, RulesFile, RulesLog, to_pattern_rules
+from pe_agent.cep.window_reports import WindowPoller, WindowReporter
 from pe_agent.datasource.options import format_ddl
 from pe_agent.datasource.schemas import as_spark_schema, spark_to_arrow
 from pe_agent.job.arguments import check_keywords
+from pe_agent.spark.session import is_connect, require_classic
 from streambroker_core.cep.engine.outputs import typed_results, with_rule_columns
 from streambroker_core.cep.nfa.compiled import shortest_timeout
 from streambroker_core.cep.operator import (
@@ -59,9 +60,6 @@ from streambroker_core.cep.rules.push_down import Relevance, compute_relevance
 from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
 from streambroker_core.errors import AlignedError, SchemaError
 from streambroker_core.model.schema import Column, parse_ddl
-
-if TYPE_CHECKING:
-    from pyspark.accumulators import Accumulator
 
 log = logging.getLogger("pe_agent.cep")
 
@@ -174,12 +172,13 @@ def plan_match_rules(
     except BaseException:
         discoverer.close()
         raise
-    watch_queries(
-        operator.spark,
-        operator.nodes[name].mark,
-        on_progress=lambda: sent_rules.on_progress(buckets),
-        on_ended=sent_rules.on_ended,
-    )
+    if not is_connect(operator.spark):
+        watch_queries(
+            operator.spark,
+            operator.nodes[name].mark,
+            on_progress=lambda: sent_rules.on_progress(buckets),
+            on_ended=sent_rules.on_ended,
+        )
     return operator, sent_rules
 
 
@@ -330,7 +329,7 @@ class _PatternInput:
         """Return it with a source of ticks if time is processing time; without a plan none tick."""
         if not enabled or self.event_time is not None:
             return self, None
-        ticks = TickFile(SparkFiles.getRootDirectory())
+        ticks = TickFile.create(self.plan.spark)
         plan = self.plan.union(tick_source_plan(self.plan.spark, ticks))
         return replace(self, plan=plan), ticks
 
@@ -397,9 +396,7 @@ class _PatternInput:
             both = type(rows)([*rows.fields, *more.fields])
             copy = partial(copy_rows, selectors=sorted(copied_keys))
             plan = row_steps.map_batches(plan, copy, both)
-        accumulator: Accumulator[AccumulatorValue] = plan.spark.sparkContext.accumulator(
-            rules.tally, MetricsAccumulator()
-        )
+        sink = _window_sink(plan, rules, buckets)
         results = self.results or RESULTS
         make = partial(
             PatternOperator,
@@ -417,7 +414,7 @@ class _PatternInput:
             fixed=fixed_rules is not None,
         )
         return plan_operator(
-            partial(make_operator, accumulator, make),
+            partial(make_operator, sink, make),
             plan,
             name=name,
             schemas={
@@ -450,6 +447,27 @@ def _pattern_functions(pattern: Pattern) -> dict[str, ConditionFunction]:
                         " its own."
                     )
     return by_name
+
+
+def _window_sink(plan: StreamPlan, rules: QueryRules, buckets: int) -> WindowSink:
+    """Return where tasks report their windows.
+
+    Raises:
+        ClassicSessionRequiredError: on Spark Connect the agent of a PE takes the reports, and the
+            stream has no PE.
+    """
+    if plan.job is None:
+        require_classic(
+            plan.spark, "a search for patterns without a PE", "Make the stream with pe.stream(…)"
+        )
+    if plan.job is None or not is_connect(plan.spark):
+        accumulator: Any = plan.spark.sparkContext.accumulator(rules.tally, MetricsAccumulator())
+        sink: WindowSink = accumulator
+        return sink
+    reporter = WindowReporter(options=tuple(sorted(plan.job.agent_options().items())))
+    poller = WindowPoller(plan.job, reporter.operator, rules, buckets)
+    plan.job.process.beat_callbacks.append(poller.beat)
+    return reporter
 
 
 def _read_first_rules(discoverer: PatternProcessorDiscoverer, *, optional: bool) -> Wanted | None:

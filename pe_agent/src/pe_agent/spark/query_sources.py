@@ -8,10 +8,11 @@ the readers of imports.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pe_agent.spark.connect_plans import find_messages
 from pe_agent.spark.session import is_connect
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ class _Stream:
 def frame_sources(frame: DataFrame, agent: str) -> Sources:
     """Return the sources of a frame; ``agent`` is the address of the PE's agent."""
     if is_connect(frame.sparkSession):
-        plan: Any = frame
-        reads = _find_reads(plan._plan.to_proto(frame.sparkSession.client))
+        reads = (read for read in find_messages(frame, "Read") if read.is_streaming)
         return _combine(_read_stream(read.data_source, agent) for read in reads)
     return _plan_sources(frame._jdf.queryExecution().analyzed(), agent)
 
@@ -109,16 +109,3 @@ def _progress_stream(offset: str | None, readers: Mapping[str, Any]) -> _Stream:
     except (ValueError, KeyError, TypeError):  # the offset of another kind of source
         return _Stream()
     return _Stream(reader["frame"], reader["stopAtEnd"])
-
-
-def _find_reads(message: Any) -> Iterator[Any]:
-    """Yield the streams that a plan of Spark Connect reads."""
-    if message.DESCRIPTOR.name == "Read":
-        if message.is_streaming:
-            yield message
-        return
-    for field, value in message.ListFields():
-        if field.message_type is None or field.message_type.GetOptions().map_entry:
-            continue
-        for one in [value] if hasattr(value, "DESCRIPTOR") else value:
-            yield from _find_reads(one)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from streambroker_core.errors import StreambrokerError
@@ -24,14 +25,25 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
-def require_classic(spark: SparkSession, what: str) -> None:
+def require_classic(spark: SparkSession, what: str, remedy: str) -> None:
     """Raise `ClassicSessionRequiredError` if the session is of Spark Connect."""
     if is_connect(spark):
         raise ClassicSessionRequiredError(
-            f"{what} needs a classic Spark session, and this one is of Spark Connect. Run the job"
-            " with spark-submit, or in a session without `remote(…)`. Imports and exports work on"
-            " both: subscribe, publish, and the ports."
+            f"{what} needs a classic Spark session, and this one is of Spark Connect. {remedy}, or"
+            " run the job with spark-submit."
         )
+
+
+@cache
+def count_cores(spark: SparkSession) -> int:
+    """Return the default number of tasks of a session: the cores of all its executors."""
+    if not is_connect(spark):
+        return spark.sparkContext.defaultParallelism
+    from pyspark.sql import functions
+
+    tasks = spark.range(1 << 20).select(functions.spark_partition_id().alias("task"))
+    (row,) = tasks.agg(functions.max("task").alias("last")).collect()
+    return int(row["last"]) + 1
 
 
 @contextmanager

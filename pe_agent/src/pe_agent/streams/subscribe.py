@@ -17,7 +17,7 @@ from pe_agent.job.arguments import (
     check_keywords,
 )
 from pe_agent.job.port_settings import import_spec
-from pe_agent.spark.session import active_session, require_classic
+from pe_agent.spark.session import active_session
 from streambroker_core.control.tuples.payloads import type_name
 from streambroker_core.deprecation import warn_deprecated
 from streambroker_core.model.schema import Schema, parse_ddl, to_ddl, to_items
@@ -127,7 +127,6 @@ def subscribe_stream(
     from pe_agent.streams.stream import Stream
 
     job = pe.context
-    require_classic(job.spark, "subscribe_stream")
     made = _Opened.declare(job, "subscribe_stream", port, subscription, settings)
     options = {
         **made.options,

@@ -190,6 +190,9 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         return partial(decode, cast(type, hint))
     if origin in (Union, types.UnionType):
         return partial(_read_union, tuple(map(_reader, arguments)))
+    if origin is tuple and arguments[-1] is Ellipsis:
+        item = _reader(arguments[0])
+        return lambda value: tuple(_read_list(item, value))
     if origin is tuple:
         return partial(_read_tuple, tuple(map(_reader, arguments)))
     if origin in (AnySequence, list):

@@ -181,6 +181,35 @@ class RulesMetrics(Request[None]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WindowsReport(Request[None]):
+    """Report windows of pattern operators, for the program that made them.
+
+    Attributes:
+        operators: by the unique id of the operator, ``WindowMetrics`` as JSON objects.
+    """
+
+    action: ClassVar[str] = "windows.report"
+    operators: Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedWindows:
+    """Windows in the order of their reports; ``next_`` asks for those after them."""
+
+    next_: int
+    windows: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowsReported(Request[ReportedWindows]):
+    """Ask for the reported windows of an operator, from a number on."""
+
+    action: ClassVar[str] = "windows.reported"
+    operator: str
+    first: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SidesMetrics(Request[None]):
     """Report the metrics of side inputs, by bucket."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import SparkContext
 
 from pe_agent.spark.query_failure import parse_cause
+from pe_agent.spark.session import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -124,8 +125,8 @@ _LOGGED: set[SparkSession] = set()
 
 
 def log_failures(spark: SparkSession) -> None:
-    """Log the cause of each query of a session that fails, from now on."""
-    if spark not in _LOGGED:
+    """Log the cause of each query of a classic session that fails, from now on."""
+    if spark not in _LOGGED and not is_connect(spark):
         _LOGGED.add(spark)
         add_listener(spark, _FailureLog())
 

@@ -24,6 +24,7 @@ from pe_agent.datasource.schemas import (
     check_ddl,
 )
 from pe_agent.datasource.slots import SLOT, PackStep, PackSteps, packed_ddl
+from pe_agent.spark.session import count_cores, is_connect
 from streambroker_core.errors import AlignedError
 
 if TYPE_CHECKING:
@@ -89,12 +90,12 @@ def prepare_session(spark: SparkSession) -> None:
     spark.conf.set(STATE_PROVIDER, ROCKSDB)
     if CHANGELOG not in settings:
         spark.conf.set(CHANGELOG, "true")
-    context = spark.sparkContext
-    if SHUFFLE_PARTITIONS not in settings and (context.master or "").startswith("local"):
-        spark.conf.set(SHUFFLE_PARTITIONS, str(context.defaultParallelism))
+    cores = count_cores(spark)
+    if SHUFFLE_PARTITIONS not in settings and settings.get("spark.master", "").startswith("local"):
+        spark.conf.set(SHUFFLE_PARTITIONS, str(cores))
     partitions = int(str(spark.conf.get(SHUFFLE_PARTITIONS)))
-    if partitions > MANY_TASKS * context.defaultParallelism:
-        _warn_of_many_tasks(partitions, context.defaultParallelism)
+    if partitions > MANY_TASKS * cores:
+        _warn_of_many_tasks(partitions, cores)
 
 
 @cache
@@ -141,6 +142,8 @@ def parse_columns(schema: Columns) -> StructType:
 def make_lazy_operator(config: OperatorConfig, spark: SparkSession) -> LazyOperator:
     """Return an operator for Spark's plan; raise AlignedError if it is too large to send."""
     lazy = LazyOperator(config)
+    if is_connect(spark):  # its server sends functions of any size with the task
+        return lazy
     context: Any = spark.sparkContext
     limit = int(context._jvm.PythonUtils.getBroadcastThreshold(context._jsc))
     if lazy.size() + FRAME_BYTES > limit:

@@ -1,0 +1,34 @@
+"""Operators of tests whose tasks run in other processes, which import them from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streambroker.operators import TypedOperator, handles
+
+
+@dataclass
+class SetFactor:
+    factor: float
+
+
+@dataclass
+class Multiply(TypedOperator):
+    """Multiplies prices by a factor, which a control tuple changes."""
+
+    factor: float = 1.0
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        del port
+        at = batch.schema.get_field_index("price")
+        prices = pc.multiply(batch.column("price"), self.factor)
+        self.emit(batch.set_column(at, "price", prices))
+
+    @handles(SetFactor)
+    def change(self, port: str, payload: SetFactor, control: object) -> bool:
+        del port, control
+        self.factor = payload.factor
+        return False
