@@ -96,5 +96,5 @@ def not_declared(what: str) -> RequestError:
         409,
         "NotDeclared",
         f"{what} was declared through the broker alone: there is no declaration to restore."
-        " DELETE withdraws it.",
+        " Apply its earlier values.",
     )

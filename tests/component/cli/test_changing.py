@@ -275,7 +275,7 @@ async def test_a_renamed_property_cuts_nothing_if_both_ends_are_in_one_file(appl
     code, out, _ = await applied("apply", "-f", file, "--max-removed", "0")
 
     assert code == 0
-    assert out.splitlines()[-1] == "0 added, 0 cut, 1 kept, 0 changed"
+    assert out.splitlines()[-1] == "routes: 0 added, 0 cut, 1 kept, 0 changed"
 
 
 CUTTING = DOCUMENTS.replace("kind: trade", "kind: quote")
@@ -289,7 +289,7 @@ async def test_apply_that_would_cut_a_route_changes_nothing_if_it_cannot_ask(app
 
     assert (code, allowed) == (3, 0)
     assert kept["spec"]["properties"]["kind"] == "trade"
-    assert "0 added, 1 cut, 0 kept, 0 changed; nothing was applied" in out
+    assert "routes: 0 added, 1 cut, 0 kept, 0 changed; nothing was applied" in out
     assert err.splitlines() == [
         "streambroker: note: apply cuts routes only with --yes or --max-removed N",
         "streambroker: WouldCut: 1 route would be cut, 0 may be; nothing was changed.",

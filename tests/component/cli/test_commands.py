@@ -19,7 +19,7 @@ async def test_apply_tells_what_it_did_with_each_document(cli: Cli) -> None:
         "export default/feed/0/trades created",
         "import default/alerts/0/trades created",
         "  + default/feed/0/trades -> default/alerts/0/trades",
-        "1 added, 0 cut, 0 kept, 0 changed",
+        "routes: 1 added, 0 cut, 0 kept, 0 changed",
     ]
     assert "unchanged" in (await cli("apply", "-f", str(cli.file)))[1]
     cli.file.write_text(DOCUMENTS.replace("10.0", "20.0"))
@@ -170,7 +170,7 @@ async def test_delete_takes_a_port_or_a_file(applied: Cli) -> None:
         [
             "export default/feed/0/trades deleted",
             "  - default/feed/0/trades -> default/alerts/0/trades: ExportRemoved",
-            "0 added, 1 cut, 0 kept, 0 changed",
+            "routes: 0 added, 1 cut, 0 kept, 0 changed",
         ],
     )
     await applied("apply", "-f", str(applied.file))

@@ -146,7 +146,7 @@ async def test_whatif_shows_routes_with_their_signs_and_ends_with_3_if_some_woul
     assert out.splitlines() == [
         "  + default/feed/0/trades -> default/audit/1/quotes",
         "  - default/feed/0/trades -> default/alerts/0/trades: SubscriptionFalse",
-        "1 added, 1 cut, 0 kept, 0 changed; nothing was applied",
+        "routes: 1 added, 1 cut, 0 kept, 0 changed; nothing was applied",
     ]
     assert [route["import"] for route in routes] == ["default/alerts/0/trades"]
 
@@ -168,7 +168,7 @@ async def test_so_many_routes_may_be_cut_as_the_guard_allows(
 async def test_whatif_of_what_is_there_cuts_nothing(cli: Cli) -> None:
     code, out, _ = await cli("whatif", "-f", str(cli.file))
 
-    assert (code, out) == (0, "0 added, 0 cut, 1 kept, 0 changed; nothing was applied\n")
+    assert (code, out) == (0, "routes: 0 added, 0 cut, 1 kept, 0 changed; nothing was applied\n")
 
 
 async def test_whatif_says_how_a_route_would_change(cli: Cli) -> None:
@@ -252,9 +252,9 @@ async def test_apply_and_delete_with_a_guard_change_nothing_that_cuts_more(cli: 
     gone, _, _ = await cli("delete", "export/feed-trades", "--max-removed", "1")
 
     assert (kept, undeleted, done, gone) == (3, 3, 0, 0)
-    assert "1 added, 1 cut, 0 kept, 0 changed; nothing was applied" in reported
+    assert "routes: 1 added, 1 cut, 0 kept, 0 changed; nothing was applied" in reported
     assert export["spec"]["properties"]["kind"] == "trade"
-    assert out.splitlines()[-1] == "1 added, 1 cut, 0 kept, 0 changed"
+    assert out.splitlines()[-1] == "routes: 1 added, 1 cut, 0 kept, 0 changed"
     assert (await cli.rest("GET", "/exports")).body["items"] == []
 
 

@@ -297,7 +297,7 @@ async def test_delete_takes_every_way_to_name_a_port(cli: Cli, words: list[str])
 
     assert code == 0
     assert out.splitlines()[0] == "export default/feed/0/trades deleted"
-    assert out.splitlines()[-1].startswith("0 added, 1 cut, ")
+    assert out.splitlines()[-1].startswith("routes: 0 added, 1 cut, ")
     assert (await cli.rest("GET", "/exports")).body["items"] == []
 
 

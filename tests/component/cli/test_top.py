@@ -310,6 +310,28 @@ async def test_top_answers_json_for_programs_and_takes_ports(cli: Cli) -> None:
     assert (code, other, "UnknownPort" in err) == (1, "", True)
 
 
+async def test_describe_names_the_importer_for_which_an_exporter_waits(cli: Cli) -> None:
+    shown = []
+    for waiting in (True, False):
+        await report(cli.rest, reader(delivered=1), waiting=waiting)
+        for port in ("import", "alerts/0/trades"), ("export", "feed/0/trades"):
+            _, described, _ = await cli("describe", *port)
+            shown.append(f"Export default/feed/0/trades waits for {ALERTS}, and" in described)
+
+    assert shown == [True, True, False, False]
+
+
+async def test_a_table_of_old_metrics_says_how_old_they_are(cli: Cli, clock: Clock) -> None:
+    await report(cli.rest, reader(delivered=1))
+    shown = []
+    for seconds in (5, 20, 100):
+        clock.now += seconds
+        _, out, _ = await cli("top", "--once")
+        shown += [line for line in out.splitlines() if "old; newer ones" in line]
+
+    assert shown == ["Metrics are up to 25s old; newer ones come in some seconds."]
+
+
 async def test_on_a_terminal_top_is_drawn_again_and_coloured_until_interrupted(cli: Cli) -> None:
     await report(cli.rest, reader(delivered=1), waiting=True)
     terminal = CliTerminal(cli.rest.url, "top", "--interval", "0.1", COLUMNS="200")

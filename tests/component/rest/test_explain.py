@@ -173,7 +173,7 @@ async def test_a_what_if_tells_what_a_change_would_cut_and_changes_nothing(pair:
         "resource 0",
         "delete import default/nobody/0/p",
     ]
-    assert answer.body["text"].splitlines()[-1] == "2 added, 1 cut, 0 kept, 0 changed"
+    assert answer.body["text"].splitlines()[-1] == "routes: 2 added, 1 cut, 0 kept, 0 changed"
     assert (await pair("GET", "/routes")).body == before
 
 

@@ -14,7 +14,7 @@ async def test_a_file_declares_all_that_is_in_it(pair: Rest, path: str) -> None:
     before = await pair("GET", path)
     answer = await pair("POST", path + "/release")
     assert (answer.status, answer.code) == (409, "NotDeclared")
-    assert "DELETE withdraws it" in answer.body["detail"]
+    assert "Apply its earlier values" in answer.body["detail"]
     assert (await pair("GET", path)).body == before.body
 
 

@@ -307,7 +307,7 @@ def test_a_forecast_is_reported_line_by_line() -> None:
         "default/nobody/0/here.",
         "  ! delete import default/alerts/0/trades: PortTaken: Import default/alerts/0/trades is "
         "'alerts-0-trades', not 'another'.",
-        "1 added, 3 cut, 0 kept, 1 changed",
+        "routes: 1 added, 3 cut, 0 kept, 1 changed",
     ]
 
 
@@ -316,7 +316,7 @@ def test_what_is_there_already_changes_nothing() -> None:
     found = forecast(board.reader, proposed(export_of(), import_of()))
 
     assert (found.added, found.cut, found.changed, found.unchanged) == ((), (), (), 1)
-    assert render_forecast(found) == "0 added, 0 cut, 1 kept, 0 changed"
+    assert render_forecast(found) == "routes: 0 added, 0 cut, 1 kept, 0 changed"
 
 
 def test_a_second_stream_of_an_id_would_be_there_without_effect() -> None:

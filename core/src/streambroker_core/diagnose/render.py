@@ -65,7 +65,7 @@ def render_forecast(forecast: Forecast) -> str:
         sign = "!" if problem.refused else "?"
         lines.append(f"  {sign} {problem.change}: {problem.code}: {problem.detail}")
     counts = (
-        f"{len(forecast.added)} added, {len(forecast.cut)} cut, {forecast.unchanged} kept, "
+        f"routes: {len(forecast.added)} added, {len(forecast.cut)} cut, {forecast.unchanged} kept, "
         f"{len(forecast.changed)} changed"
     )
     return "\n".join([*lines, counts])

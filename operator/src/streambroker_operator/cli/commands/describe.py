@@ -8,6 +8,7 @@ from typing import Any
 
 from streambroker_client.broker import Broker
 from streambroker_client.errors import BrokerError
+from streambroker_core.wire.reports.route_states import route_state
 from streambroker_operator.cli.commands.diagnose import explain_ports
 from streambroker_operator.cli.commands.get import WHAT
 from streambroker_operator.cli.commands.top import COLUMNS, METRIC_COLUMNS
@@ -106,10 +107,26 @@ def _describe_resource(broker: Broker, kind: str, item: Item) -> str:
             "Not connected, the nearest first", [_pair_line(pair, kind, status) for pair in near]
         ),
         *_to_do_block(
-            [*lint, *_advice(status, near, has_route=bool(routes), has_findings=bool(lint))]
+            [
+                *lint,
+                *_advice(status, near, has_route=bool(routes), has_findings=bool(lint)),
+                *_waiting_advice(broker, metadata["namespace"], {r["export"] for r in routes}),
+            ]
         ),
     ]
     return _text(lines)
+
+
+def _waiting_advice(broker: Broker, namespace: str, exports: set[str]) -> list[str]:
+    """Return for which imports the exporters of a resource's routes wait."""
+    rows = broker.in_namespace(namespace).top().routes if exports else []
+    return [
+        f"Export {row['export']} waits for {row['import']}, and publishes nothing meanwhile:"
+        " increase the Export's buffer.maxBytes or set its waitLimit, or set onCongestion: drop at"
+        " that Import."
+        for row in rows
+        if row["export"] in exports and route_state(row) == "waits"
+    ]
 
 
 def _truncate(lines: Sequence[str], words: str) -> list[str]:

@@ -46,6 +46,8 @@ from streambroker_operator.cli.output.table import (
 )
 
 INTERVAL_S = 2.0
+OLD_S = 10.0
+"""Age of metrics from which on the table has a note."""
 _CLEAR = "\x1b[H\x1b[J"
 _COLOURS: dict[str, Colour] = {"waits": "red", "away": "yellow", "stale": "dim", "unknown": "dim"}
 _ENDED_WORDS = {None: "-", False: "no", True: "yes"}
@@ -144,9 +146,18 @@ def _print_once(snapshot: TopSnapshot, output: str, namespace: str) -> int:
     job_lines = [*side_lines(sides, time.time()), *rule_lines(rules, waiting)]
     table = route_lines(routes) if output == "wide" else route_lines(routes, namespace=namespace)
     jobs = {"sides": list(sides), "rules": list(rules), "ruleWaiting": list(waiting)}
-    text = "\n".join([*table, *job_lines]) + "\n"
+    text = "\n".join([*table, *_age_lines(routes), *job_lines]) + "\n"
     print_answer({"routes": list(routes), **jobs}, output, text)
     return OK
+
+
+def _age_lines(routes: Sequence[Item]) -> list[str]:
+    """Return a note on old metrics: agents report more often after a call."""
+    ages = [route["age"] for route in routes if route_state(route) not in ("stale", "unknown")]
+    oldest = max(ages, default=0.0)
+    if oldest < OLD_S:
+        return []
+    return [f"Metrics are up to {format_duration(oldest)} old; newer ones come in some seconds."]
 
 
 def _run_live(fetch: Callable[[], TopSnapshot], interval_s: float, url: str) -> None:
