@@ -16,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from pe_agent.agent.process import read_address
+from pe_agent.spark.pushed_filters import PUSHDOWN
 from support.processes.waiting import until
 from support.spark.checkpoints import batches, committed, offset, planned
 from support.spark.feeds import Feed
@@ -102,6 +103,34 @@ def test_a_batch_read_has_what_the_export_keeps_and_counts_for_no_reader(
     status = exporter_status(exporter, "out")
     assert status["readers"] == {}
     assert status["held"] == 0
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+def test_conditions_of_a_batch_read_are_evaluated_by_its_exporters(
+    jobs: Session, tmp_path: Path, pushes: bool
+) -> None:
+    feed = Feed(tmp_path / "archived", rows_per_file=50)
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    archive = {"archive": {"maxAge": timedelta(hours=1)}}
+    jobs.publish(exporter, feed, "out", properties={"kind": "a"}, **archive)
+    importer.subscribe("in", 'kind == "a"', schema=SCHEMA)
+    importer.imports["in"].set_filter("line >= 10")
+    feed.release(1)
+    await_epochs(jobs, 1)
+    wanted = {one for one in rows_of(feed, 0) if 10 <= one[0] < 20 and one[1] > 5 and "1" in one[2]}
+
+    jobs.spark.conf.set(PUSHDOWN, str(pushes).lower())
+    try:
+        frame = importer.imports["in"].read()
+        chosen = frame.where("line < 20 AND price > 5 AND name LIKE '%1%'")
+        assert set(chosen.collect()) == wanted
+        plan = str(chosen._jdf.queryExecution().executedPlan())
+    finally:
+        jobs.spark.conf.unset(PUSHDOWN)
+
+    assert wanted
+    filtered = next(line for line in plan.splitlines() if "Filter" in line)
+    assert ("line" in filtered, "price" in filtered) == (not pushes, True)
 
 
 def test_available_now_reads_to_the_head_and_ends_and_goes_on_next_time(

@@ -42,8 +42,8 @@ def test_on_one_machine_an_operator_has_as_many_tasks_as_cores_unless_the_sessio
 ) -> None:
     """With Spark's 200 a micro-batch takes minutes on two cores, and each time limit with it."""
     hosting._warn_of_many_tasks.cache_clear()
-    conf = Conf(given)
-    context = SimpleNamespace(master=master, defaultParallelism=2)
+    conf = Conf({"spark.master": master, **given})
+    context = SimpleNamespace(defaultParallelism=2)
     spark: Any = SimpleNamespace(conf=conf, sparkContext=context)
     for _ in range(2):
         hosting.prepare_session(spark)

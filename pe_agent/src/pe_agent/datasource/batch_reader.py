@@ -5,20 +5,23 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from pe_agent.datasource.options import BatchRange, Options, format_ddl
 from pe_agent.datasource.slice_reader import Slice, SliceReader
+from pe_agent.spark.pushed_filters import split_filters
 from pe_agent.spark.worker import freeze_modules
 from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from pe_agent.transport.messages import Ticket
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.wire.agent_rpc.job import GetView
 from streambroker_core.wire.agent_rpc.reader import ReaderDone, ReaderSnapshot
 
 log = logging.getLogger("pe_agent")
@@ -109,3 +112,20 @@ class StreambrokerBatchReader(DataSourceReader):
             except StreambrokerError as error:
                 log.info("the plan of a batch read lasts until its lease ends: %s", error)
         freeze_modules("read")
+
+
+class FilteringBatchReader(StreambrokerBatchReader):
+    """Lets exporters evaluate filters of Spark; used where the session's setting allows it."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take the filters that exporters evaluate as Spark does; return the others."""
+        options, view = self._options, GetView()
+        client = AgentClient(options.agent, options.token, options.trust())
+        known = send(client, view, timeout=PLAN_SECONDS).view or {}
+        own = [self._range.filter, known.get("imports", {}).get(options.port, {}).get("filter")]
+        texts = [f"({text})" for text in own if text is not None]
+        pushed, left = split_filters(filters, self._schema, " && ".join(texts) or None)
+        if pushed is not None:
+            both = pushed if self._range.filter is None else f"({self._range.filter}) && {pushed}"
+            self._range = replace(self._range, filter=both)
+        return left

@@ -43,7 +43,7 @@ PACKED_ONLY = frozenset(
     }
 )
 """Options that mean nothing without ``control``."""
-BATCH_ONLY = frozenset({"start", "end", "filter"})
+BATCH_ONLY = frozenset({"start", "end", "filter", "pushfilters"})
 """Options of batch reads."""
 OPTION_NAMES = (PACKED_ONLY | BATCH_ONLY) | frozenset(
     {
@@ -177,11 +177,13 @@ class BatchRange:
     Attributes:
         start, end: as the start of an import.
         filter: narrows that of the import.
+        push_filters: take filters of Spark, whose setting for it has to be on.
     """
 
     start: str = "earliest"
     end: str = "latest"
     filter: str | None = None
+    push_filters: bool = False
 
     @staticmethod
     def read(options: Mapping[str, str]) -> BatchRange:
@@ -189,13 +191,13 @@ class BatchRange:
         lowered = {name.lower(): value for name, value in options.items()}
         if _read_bool(lowered, "control", False):
             raise OptionError("option `control` is for a readStream; a batch read has rows alone.")
-        given = {name: lowered[name] for name in BATCH_ONLY if name in lowered}
+        given = {name: lowered[name] for name in ("start", "end", "filter") if name in lowered}
         for name in ("start", "end"):
             if not is_start(given.get(name, "latest")):
                 raise OptionError(
                     f"option `{name}` is {given[name]!r}; it has to be {START_FORMS}."
                 )
-        return BatchRange(**given)
+        return BatchRange(**given, push_filters=_read_bool(lowered, "pushfilters", False))
 
     @staticmethod
     def check_absent(options: Mapping[str, str]) -> None:

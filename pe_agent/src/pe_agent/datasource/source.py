@@ -28,7 +28,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pe_agent.datasource.batch_reader import StreambrokerBatchReader
+from pe_agent.datasource.batch_reader import FilteringBatchReader, StreambrokerBatchReader
 from pe_agent.datasource.columns import parse_struct
 from pe_agent.datasource.options import (
     SOURCE_FIELD,
@@ -96,7 +96,8 @@ class StreambrokerDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of one batch."""
         range_ = BatchRange.read(self.options)
-        return StreambrokerBatchReader(schema, Options.read(self.options, "import"), range_)
+        kind = FilteringBatchReader if range_.push_filters else StreambrokerBatchReader
+        return kind(schema, Options.read(self.options, "import"), range_)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return the reader of one query."""

@@ -23,6 +23,7 @@ from pe_agent.job.port_client import PortClient
 from pe_agent.job.port_settings import Property
 from pe_agent.job.send_control import SentControl, build_request, send_to_importers
 from pe_agent.job.statuses import Route
+from pe_agent.spark.pushed_filters import PUSHDOWN
 from pe_agent.spark.session import active_session
 from pe_agent.transport.agent_client import send
 from pe_agent.transport.expression_errors import mark_expression_errors
@@ -359,6 +360,7 @@ class ImportPort(_Port):
         ddl = fetch_schema(self._job.agent, self.name) if schema is None else as_ddl(schema)
         if filter is not None:
             options["filter"] = filter
+        options["pushFilters"] = str(self._job.spark.conf.get(PUSHDOWN, "false"))
         reader = self._job.spark.read.format("streambroker").options(**options, source=str(source))
         with active_session(self._job.spark):
             return reader.schema(f"{ddl}, {SOURCE_FIELD}" if source else ddl).load()

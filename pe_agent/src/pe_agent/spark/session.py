@@ -34,11 +34,15 @@ def require_classic(spark: SparkSession, what: str, remedy: str) -> None:
         )
 
 
-@cache
 def count_cores(spark: SparkSession) -> int:
     """Return the default number of tasks of a session: the cores of all its executors."""
-    if not is_connect(spark):
-        return spark.sparkContext.defaultParallelism
+    if is_connect(spark):
+        return _count_remote_cores(spark)
+    return spark.sparkContext.defaultParallelism
+
+
+@cache
+def _count_remote_cores(spark: SparkSession) -> int:
     from pyspark.sql import functions
 
     tasks = spark.range(1 << 20).select(functions.spark_partition_id().alias("task"))
