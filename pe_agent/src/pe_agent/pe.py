@@ -202,6 +202,7 @@ class PE:
     subscribe_stream = subscribing.subscribe_stream
     publish = publishing.publish
     export_writer = publishing.export_writer
+    sink_options = publishing.sink_options
 
     def stream(self, frame: DataFrame) -> Stream:
         """Return a streaming DataFrame as one with control tuples, for operators.

@@ -111,6 +111,16 @@ def test_what_cannot_be_read_is_refused_by_name(
     assert says.lower() in str(refused.value).lower()
 
 
+def test_a_few_rows_of_a_large_block_come_whole(feed: Feed) -> None:
+    numbers = list(range(1000, 6000))
+    wide = pa.RecordBatch.from_pydict(
+        {"n": numbers, "name": ["x" * 400] * len(numbers)}, schema=rows(0, 1).schema
+    )
+    feed.publisher.publish(EPOCHS, wide)
+
+    assert [row[0] for row in feed.rows(limit="20")["rows"]] == numbers[-20:]
+
+
 def test_rows_beyond_a_megabyte_are_left_out_the_newest_stay(feed: Feed) -> None:
     wide = pa.RecordBatch.from_pydict(
         {"n": list(range(1000, 1020)), "name": [str(n) * 20_000 for n in range(1000, 1020)]},

@@ -28,7 +28,11 @@ async def put(cli: Cli) -> Cli:
     file = cli.file.with_name("rules.yaml")
     file.write_text(RULES)
     code, said, _ = await cli("patterns", "put", "alerts", "-f", str(file))
-    assert (code, said) == (0, "pattern alerts/dear created\npattern alerts/cheap created\n")
+    assert (code, said) == (
+        0,
+        "pattern alerts/dear created\npattern alerts/cheap created\n"
+        "The job accepts or refuses it: `streambroker patterns list alerts`.\n",
+    )
     return cli
 
 
@@ -63,7 +67,7 @@ async def test_a_rule_is_shown_enabled_and_deleted(put: Cli) -> None:
     assert enabled[:2] == (0, "pattern alerts/dear enabled\n")
     assert json.loads(shown[1])["spec"]["enable"] == 1
     assert gone[:2] == (0, "pattern alerts/dear deleted\npattern alerts/cheap deleted\n")
-    assert left[:2] == (0, "")
+    assert left[:2] == (0, "no rules for job alerts\n")
 
 
 async def test_a_rule_that_cannot_be_run_is_reported_with_its_place(cli: Cli) -> None:

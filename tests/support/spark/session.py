@@ -59,8 +59,12 @@ class Session:
         pe = sb.start(
             self.spark,
             job=job,
-            data_dir=self.folder / f"home-{job}",
-            **{"broker": self.broker, "linger": 20.0, **settings},
+            **{
+                "broker": self.broker,
+                "data_dir": self.folder / f"home-{job}",
+                "linger": 20.0,
+                **settings,
+            },
         )
         self.pes.append(pe)
         return pe

@@ -9,9 +9,11 @@ import pytest
 
 from pe_agent.agent.exports.backpressure import SELF_WAIT_SECONDS, SelfWaitError
 from pe_agent.agent.exports.stream.block_reader import ReadRequest
+from pe_agent.transport.rows import stage_writer
 from pe_agent.transport.rows.stage_writer import describe_wait
 from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.ledger.wait_chains import RING_SECONDS
+from streambroker_core.wire.agent_rpc.publisher import Admitted, PublisherAdmit, Waiting
 from support.agents.exports import Bench, bench, plan_one, rows
 
 OWN = "default/feed/0/back"
@@ -239,3 +241,21 @@ def test_an_export_that_gives_up_after_a_time_is_in_no_chain(made: Bench) -> Non
     assert made.export.backpressure.wait_chain("q", gated=False) == []
     made.limit(max_bytes=10, wait_limit=60.0)
     assert made.export.backpressure.wait_chain("q", gated=True) == []
+
+
+def test_a_wait_is_logged_once_and_its_end_too(
+    made: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan(made, "other", OTHER)
+    made.publish(0, rows(0, 9))
+    waits = Waiting(waiting=made.admit(1)["waiting"])
+    answers = iter([waits, waits, Admitted(admitted=True)])
+    monkeypatch.setattr(stage_writer, "send", lambda *_: next(answers))
+    request = PublisherAdmit(export="out", query="q", run="r", batch=1, ddl="", renewed=None)
+
+    stage_writer.StageWriter(lambda: None, request, 1.0).admit()  # type: ignore[arg-type, return-value]
+
+    assert [one.split(":")[0] for one in caplog.messages] == [
+        "export out waits",
+        "export out waited 0 s",
+    ]

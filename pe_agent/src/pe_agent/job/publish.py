@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_agent.datasource.options import format_ddl
+from pe_agent.datasource.schemas import Columns, as_ddl
 from pe_agent.job.arguments import ArgumentError, check_keywords
 from pe_agent.job.port_settings import ExportSettings, export_spec
 from pe_agent.spark.batch_size import limit_batches_by_rows
@@ -128,6 +129,35 @@ def export_writer(
     """
     spec = export_spec("export_writer", port, settings)
     return ExportWriter(pe.context, frame, port, spec, redeclare=redeclare)
+
+
+def sink_options(
+    pe: Job,
+    port: str,
+    *,
+    schema: Columns,
+    redeclare: bool = False,
+    **settings: Unpack[ExportSettings],
+) -> dict[str, str]:
+    """Declare an export, and return options of ``format("streambroker")`` that write to it.
+
+    For queries that something else starts, such as a pipeline: ``create_sink(name, "streambroker",
+    options)``.
+
+    Args:
+        pe: PE of the export.
+        port: name of the export port.
+        schema: columns as DDL, StructType or Arrow schema.
+        redeclare: overwrite the Export that exists.
+        settings: as for ``publish``.
+
+    Raises:
+        ArgumentError, PropertyError, SchemaError: nothing was declared.
+    """
+    spec, columns = export_spec("sink_options", port, settings), to_items(parse_ddl(as_ddl(schema)))
+    pe.context.declare("export", port, spec, redeclare=redeclare, schema=columns)
+    pe.context.add_export(port, None)
+    return {"export": port, **pe.context.agent_options()}
 
 
 class ExportWriter:

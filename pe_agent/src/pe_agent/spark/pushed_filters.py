@@ -53,7 +53,7 @@ def split_filters(
     Args:
         filters: what Spark pushes; a row has to pass all of them.
         columns: of the read.
-        own: filter that the text has to fit beside, or None.
+        own: filter that has to fit into one text with it, or None.
     """
     items: list[tree.Predicate] = []
     left: list[spark.Filter] = []

@@ -56,7 +56,9 @@ def _list(options: argparse.Namespace, broker: Broker) -> int:
     if options.output != "table":
         print_text(render_document(items, options.output))
     elif items:
-        print_text(Table(_COLUMNS).text(items))
+        print_text(Table(_COLUMNS).text(items) + "".join(map(_refusal_line, items)))
+    else:
+        print_text(f"no rules for job {job}\n")
     return OK
 
 
@@ -65,7 +67,7 @@ def _get(options: argparse.Namespace, broker: Broker) -> int:
     if options.output != "table":
         print_text(render_document(manifests, options.output, single=len(manifests) == 1))
     else:
-        print_text(Table(_COLUMNS).text(manifests))
+        print_text(Table(_COLUMNS).text(manifests) + "".join(map(_refusal_line, manifests)))
     return OK
 
 
@@ -77,10 +79,14 @@ def _put(options: argparse.Namespace, broker: Broker) -> int:
     ]
     if not rules:
         raise UsageError("The files have no rule.")
+    changed = False
     for _, rule, body in rules:
         answer = broker.patterns(job).put(rule, body, force=options.force)
         word = "created" if answer.created else "changed" if answer.changed else "unchanged"
         print_text(f"pattern {job}/{rule} {word}\n")
+        changed |= word != "unchanged"
+    if changed:
+        print_text(f"The job accepts or refuses it: `streambroker patterns list {job}`.\n")
     return OK
 
 
@@ -136,6 +142,11 @@ def _text(value: Any) -> str:
 
 def _applied_text(status: Item) -> str:
     return f"{status['buckets']}/{status['of']}" if status.get("of") else ""
+
+
+def _refusal_line(item: Item) -> str:
+    message = item["status"].get("message") if _reason(item["status"]) else None
+    return f"{item['spec']['id']}: {message}\n" if message else ""
 
 
 def _reason(status: Item) -> str:

@@ -94,19 +94,14 @@ def _take(blocks: Iterator[pa.RecordBatch], limit: int) -> tuple[list[pa.RecordB
     rows = size = 0
     for batch in blocks:
         part = batch.slice(max(0, batch.num_rows - (limit - rows)))
-        while part.num_rows and size + part.get_total_buffer_size() > MAX_BYTES:
-            part = _compact(part.slice(part.num_rows - part.num_rows // 2))
+        while part.num_rows and size + part.nbytes > MAX_BYTES:
+            part = part.slice(part.num_rows - part.num_rows // 2)
         if part.num_rows:
             taken.insert(0, part)
-        rows, size = rows + part.num_rows, size + part.get_total_buffer_size()
+        rows, size = rows + part.num_rows, size + part.nbytes
         if part.num_rows < batch.num_rows or time.monotonic() > ends:
             return taken, True
     return taken, False
-
-
-def _compact(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows without the rest of the buffers that they are a part of."""
-    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 
 
 def _as_stream(batches: list[pa.RecordBatch], schema: pa.Schema) -> bytes:

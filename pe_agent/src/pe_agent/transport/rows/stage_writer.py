@@ -47,7 +47,7 @@ class StageWriter:
     def admit(self) -> Admitted:
         """Wait until the export admits this batch: its log has room, no other query uses it."""
         renewed: int | None = None
-        logged = False
+        waiting_since: float | None = None
         deadline = time.monotonic() + self.reconnect
         while True:
             try:
@@ -58,11 +58,14 @@ class StageWriter:
                     raise
             else:
                 if isinstance(answer, Admitted):
+                    if waiting_since is not None:
+                        seconds = time.monotonic() - waiting_since
+                        log.warning("export %s waited %.0f s", self.request.export, seconds)
                     return answer
                 if isinstance(answer, Occupied):
                     renewed = answer.occupied.renewed
-                elif not logged:
-                    logged = True
+                elif waiting_since is None:
+                    waiting_since = time.monotonic()
                     log.warning("%s", describe_wait(self.request.export, answer.waiting))
             time.sleep(0.05)
 
