@@ -47,14 +47,17 @@ def session(plan: dict[str, Any]) -> SparkSession:
     ensure_java()
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(f"local[{plan['cores']}]").appName(plan["job"])
+    master = f"local[{plan['cores']}]"
+    builder = SparkSession.builder.appName(plan["job"])
+    builder = builder.remote(master) if plan.get("connect") else builder.master(master)
     settings = {**(CONF if plan.get("tuned", True) else {}), **QUIET, **plan.get("conf", {})}
     for key, value in settings.items():
         builder = builder.config(key, value)
     if plan.get("jars"):
         builder = builder.config("spark.jars", ",".join(plan["jars"]))
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    if not plan.get("connect"):
+        spark.sparkContext.setLogLevel("ERROR")
     for source in sources.ALL:
         spark.dataSource.register(source)
     return spark
@@ -147,7 +150,7 @@ class Application:
             for query in queries:
                 query.stop()
         return [
-            [shortened(p) for p in query.recentProgress if p["numInputRows"] or p["durationMs"]]
+            [shortened(p) for p in query.recentProgress if input_rows(p) or p["durationMs"]]
             for query in queries
         ]
 
@@ -172,10 +175,15 @@ def _enough(query: StreamingQuery, order: dict[str, Any]) -> bool:
     if "until" in order:
         return Path(order["until"]).exists()
     if "rows" in order:
-        return bool(sum(p["numInputRows"] for p in query.recentProgress) >= order["rows"])
+        return bool(sum(map(input_rows, query.recentProgress)) >= order["rows"])
     if "batches" in order:
-        return sum(1 for p in query.recentProgress if p["numInputRows"]) >= int(order["batches"])
+        return sum(1 for p in query.recentProgress if input_rows(p)) >= int(order["batches"])
     return False
+
+
+def input_rows(progress: Any) -> int:
+    """Return the rows of a batch; a progress over Spark Connect has them for each source alone."""
+    return sum(source["numInputRows"] for source in progress["sources"])
 
 
 def shortened(progress: Any) -> dict[str, Any]:
@@ -183,7 +191,7 @@ def shortened(progress: Any) -> dict[str, Any]:
     began = datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00")).timestamp()
     return {
         "batch": progress["batchId"],
-        "rows": progress["numInputRows"],
+        "rows": input_rows(progress),
         "began": began,
         "ms": dict(progress["durationMs"]),
     }
