@@ -416,3 +416,25 @@ async def test_a_broker_that_says_later_is_asked_again(
     assert applied[1].count("created") == 2
     assert refused[0] == 1
     assert "TooManyRequests" in refused[2]
+
+
+async def test_the_columns_of_an_export_are_printed_in_other_languages(cli: Cli) -> None:
+    printed = {}
+    for form in ("ddl", "avro", "protobuf", "jsonschema"):
+        code, printed[form], _ = await cli("schema", "feed/0/trades", "-o", form)
+        assert code == 0
+    code, default, _ = await cli("schema", "feed-trades")
+
+    assert (code, default) == (0, printed["ddl"])
+    assert default == "`price` double\n"
+    assert json.loads(printed["avro"])["name"] == "Trades"
+    assert "optional double price = 1;" in printed["protobuf"]
+    assert list(json.loads(printed["jsonschema"])["properties"]) == ["price"]
+
+
+async def test_an_export_without_columns_has_no_schema(cli: Cli) -> None:
+    await cli.rest("PUT", "/job/other/pe/0/export/none", {"streamId": "s"})
+    code, _, error = await cli("schema", "other/0/none")
+
+    assert code == 2
+    assert "has no columns yet" in error

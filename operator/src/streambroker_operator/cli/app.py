@@ -33,7 +33,7 @@ COMMANDS = {
     "commands.patterns": ("patterns",),
     "commands.top": ("top",),
     "commands.graph": ("graph",),
-    "commands.peek": ("peek",),
+    "commands.peek": ("peek", "schema"),
     "completion": ("completion",),
 }
 """The commands of each module: only the module of the command that runs is imported."""

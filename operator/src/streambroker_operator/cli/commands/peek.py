@@ -1,4 +1,4 @@
-"""``peek``: the last rows of an export."""
+"""``peek`` and ``schema``: the last rows of an export, and its columns."""
 
 from __future__ import annotations
 
@@ -7,24 +7,34 @@ import base64
 import csv
 import io
 import json
+import re
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from streambroker_client.broker import port_path
-from streambroker_operator.cli.io.errors import OK, print_notes
+from streambroker_core.model.schema import Schema, from_items, to_ddl
+from streambroker_core.model.schema_texts import to_avro, to_json_schema, to_protobuf
+from streambroker_operator.cli.io.errors import OK, UsageError, print_notes
 from streambroker_operator.cli.io.options import (
     add_remote_command,
     client_for,
     one_of,
     seconds_between,
 )
-from streambroker_operator.cli.io.targets import find_port
+from streambroker_operator.cli.io.targets import Target, find_items, find_port
 from streambroker_operator.cli.io.terminal import one_line, print_text
 from streambroker_operator.cli.output.table import Table
 
 DEFAULT_ROWS, MAX_ROWS = 10, 1_000
 OUTPUTS = ("table", "json", "csv", "arrow")
+_SCHEMA_TEXTS: dict[str, Callable[[Schema, str], str]] = {
+    "ddl": lambda columns, _: f"{to_ddl(columns)}\n",
+    "avro": to_avro,
+    "protobuf": to_protobuf,
+    "jsonschema": to_json_schema,
+}
 _WIDTH = 60
 """Maximum characters of a cell."""
 
@@ -43,12 +53,31 @@ def add(commands: Any) -> None:
     output = one_of(*OUTPUTS)
     peek.add_argument("-o", "--output", type=output, default="table", metavar="|".join(OUTPUTS))
     peek.set_defaults(run=_peek)
+    schema = add_remote_command(commands, "schema", "print the columns of an export")
+    schema.add_argument("export", metavar="EXPORT", help="as NAME or JOB/PE/PORT")
+    forms = one_of(*_SCHEMA_TEXTS)
+    choices = "|".join(_SCHEMA_TEXTS)
+    schema.add_argument("-o", "--output", type=forms, default="ddl", metavar=choices)
+    schema.set_defaults(run=_schema)
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= MAX_ROWS):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_ROWS}")
     return int(text)
+
+
+def _schema(options: argparse.Namespace) -> int:
+    broker = client_for(options)
+    key = find_port(broker, "exports", options.export, options.namespace)
+    target = Target(kinds=("exports",), name=str(key))
+    ((_, (found, *_)),) = find_items(broker, target, key.owner.namespace)
+    columns = from_items(found["spec"].get("schema") or ())
+    if not columns:
+        raise UsageError(f"Export {key} has no columns yet: its job has not published.")
+    name = "".join(part.capitalize() for part in re.findall("[A-Za-z0-9]+", key.port))
+    print_text(_SCHEMA_TEXTS[options.output](columns, name if name[:1].isalpha() else f"T{name}"))
+    return OK
 
 
 def _peek(options: argparse.Namespace) -> int:
