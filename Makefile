@@ -128,13 +128,22 @@ test: $(READY) ## checks and all but slow tests; those on an API server only if 
 	$(MAPPED) $(BIN)/python tests/run.py -m "$(SELECTED)" --durations 20
 
 .PHONY: test-all
-test-all: $(READY) kube-assets storage-server ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
+test-all: $(READY) kube-assets storage-server .promtool/usr/bin/promtool ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test SELECTED="not long and not node"
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test-console
 
 .PHONY: test-console
 test-console: $(VENV)/.browser $(PAGE) $(SITE) ## the page and the site in Debian's Chromium, against real brokers
 	$(BIN)/python -m pytest tests/console
+
+.PHONY: test-alerts
+test-alerts: $(READY) .promtool/usr/bin/promtool ## the alerts with promtool, of Debian's package prometheus
+	$(BIN)/python -m pytest -q tests/component/kubernetes/test_stream_figures.py tests/component/kubernetes/test_chart_figures.py
+
+# Unpacked without an installation, which would start a server.
+.promtool/usr/bin/promtool:
+	mkdir -p .promtool
+	cd .promtool && { apt-get download --quiet prometheus || { apt-get update --quiet -o Acquire::Retries=5 && apt-get download --quiet prometheus; }; } && dpkg -x prometheus_*.deb .
 
 .PHONY: screenshots
 screenshots: $(VENV)/.browser $(PAGE) ## write docs/images/console-*.png
@@ -296,4 +305,4 @@ console-lock: ## write console/package-lock.json without addresses of registries
 
 .PHONY: clean
 clean: ## remove the environments, the built programs and caches
-	rm -rf .venv .venv-spark42 .venv-docs .venv-release .venv-matrix .venv-workflows .site .kube .storage .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .promtool .venv .venv-spark42 .venv-docs .venv-release .venv-matrix .venv-workflows .site .kube .storage .mypy_cache .ruff_cache .pytest_cache .hypothesis

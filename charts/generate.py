@@ -136,7 +136,7 @@ def schema_text(schema: Mapping[str, Any], comments: Mapping[tuple[str, ...], st
 def leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Yield each value with its path; maps that users fill are values."""
     for key, value in values.items():
-        if isinstance(value, dict) and value and key != "labels":
+        if isinstance(value, dict) and value and key not in ("labels", "selector"):
             yield from leaves(value, (*path, key))
         else:
             yield ".".join((*path, key)), value

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from itertools import combinations
-from typing import Any
 
-import yaml
+from support.kubernetes import boards, charts
 
-from support.kubernetes import charts
-
-RULES: list[dict[str, Any]] = yaml.safe_load(
-    (charts.CHART / "alerts/streambroker.yaml").read_text()
-)["groups"][0]["rules"]
-BOARD: dict[str, Any] = json.loads((charts.CHART / "dashboards/streambroker.json").read_text())
+RULES = boards.read_rules(0)
+BOARD = boards.read_board("streambroker.json")
 METRICS = {
     charts.words(row[0])[0]: row for row in charts.table("docs/kubernetes.md", "metric", "type")
 }
@@ -36,31 +29,22 @@ def without_part(name: str) -> str:
     return name
 
 
-def panels() -> list[dict[str, Any]]:
-    return [each for each in BOARD["panels"] if each["type"] != "row"]
-
-
-def expressions() -> Iterator[tuple[str, str]]:
-    for rule in RULES:
-        yield rule["alert"], rule["expr"]
-    for panel in panels():
-        for target in panel["targets"]:
-            yield panel["title"], target["expr"]
-
-
 def test_alerts_and_the_dashboard_use_documented_metrics_and_all_of_them() -> None:
-    seen = {name for _, expression in expressions() for name in used(expression)}
+    seen = {name for _, expression in boards.expressions(RULES, BOARD) for name in used(expression)}
     assert {name for name in seen if name.startswith("streambroker_")} == set(METRICS)
 
 
 def test_metrics_are_used_as_what_they_are() -> None:
-    for where, expression in expressions():
+    for where, expression in boards.expressions(RULES, BOARD):
         for name, row in METRICS.items():
             if row[1] == "histogram" and name in expression:
                 assert f"{name}_bucket" in expression, where
                 assert "histogram_quantile" in expression, where
-            if row[1] == "counter" and name in expression:
-                assert re.search(rf"(rate|increase)\({name}[{{\[]", expression), where
+
+
+def test_counters_are_used_as_rates() -> None:
+    types = {name: row[1] for name, row in METRICS.items()}
+    boards.check_counters(boards.expressions(RULES, BOARD), types)
 
 
 def test_metrics_are_named_after_their_type_and_unit() -> None:
@@ -73,7 +57,7 @@ def test_metrics_are_named_after_their_type_and_unit() -> None:
 
 def test_labels_that_are_used_are_documented() -> None:
     given = {"namespace", "pod", "le"}
-    for where, expression in expressions():
+    for where, expression in boards.expressions(RULES, BOARD):
         reported = {label for name in used(expression) & set(METRICS) for label in labels(name)}
         chosen = set(re.findall(r"[{,]\s*([a-z]+)\s*=", expression))
         by = {
@@ -88,7 +72,7 @@ def test_labels_that_are_used_are_documented() -> None:
 def test_values_that_are_chosen_are_documented() -> None:
     chosen = [
         (where, name, value)
-        for where, expression in expressions()
+        for where, expression in boards.expressions(RULES, BOARD)
         for name, inside in re.findall(r"(streambroker_[a-z_]+)\{([^}]*)\}", expression)
         for label, values in re.findall(r'([a-z]+)\s*=~?\s*"([^"]*)"', inside)
         if label != "namespace"
@@ -106,7 +90,7 @@ def labels(name: str) -> list[str]:
 
 def test_brackets_of_every_expression_are_closed() -> None:
     pairs = {")": "(", "]": "[", "}": "{"}
-    for where, expression in expressions():
+    for where, expression in boards.expressions(RULES, BOARD):
         opened: list[str] = []
         for letter in expression:
             if letter in pairs.values():
@@ -139,21 +123,8 @@ def test_the_dashboard_is_in_a_config_map_that_grafana_finds() -> None:
 
 
 def test_panels_of_the_dashboard_do_not_cover_each_other() -> None:
-    ids = [panel["id"] for panel in BOARD["panels"]]
-    assert len(set(ids)) == len(ids)
-    for one, other in combinations(BOARD["panels"], 2):
-        a, b = one["gridPos"], other["gridPos"]
-        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
-        below = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
-        assert beside or below, (one["title"], other["title"])
-        assert a["x"] + a["w"] <= 24
-    for panel in panels():
-        assert panel["description"], panel["title"]
-        assert panel["datasource"] == {"type": "prometheus", "uid": "$datasource"}
+    boards.check_layout(BOARD)
 
 
 def test_the_dashboard_shows_the_chosen_namespace() -> None:
-    variables = {each["name"] for each in BOARD["templating"]["list"]}
-    assert variables == {"datasource", "namespace"}
-    for panel in panels():
-        assert all('namespace="$namespace"' in target["expr"] for target in panel["targets"])
+    boards.check_namespace(BOARD)
