@@ -126,6 +126,19 @@ CHARTS: dict[str, Chart] = {
             "a bare stateful hop": "1000/s: bare hop with state: p50",
         },
     ),
+    "patterns": Chart(
+        benchmark="cep_spark",
+        title="Events through a pattern of three stages, two cores",
+        better="more",
+        ours={
+            "1 % of events fit a stage": "relaxed 3, 1.0%, 2 cores",
+            "10 % fit": "relaxed 3, 10.0%, 2 cores",
+        },
+        peers={
+            "Flink CEP, 1 %": "relaxed 3, 1.0%, 2 cores, Flink",
+            "Flink CEP, 10 %": "relaxed 3, 10.0%, 2 cores, Flink",
+        },
+    ),
 }
 
 
