@@ -55,6 +55,7 @@ def jobs(spark: SparkSession, tmp_path: Path, broker: Broker) -> Iterator[Sessio
     made.end()
 
 
+@pytest.mark.slow
 def test_each_run_of_a_pipeline_imports_and_exports_what_is_new(
     jobs: Session, tmp_path: Path, broker: Broker
 ) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -17,6 +17,7 @@ from pe_agent.aligned.runtime.idleness import EventTimeReporter
 from pe_agent.aligned.runtime.lazy_operator import LazyOperator
 from pe_agent.aligned.runtime.packer import FramePacker, Repacker
 from pe_agent.aligned.runtime.processor import OperatorConfig
+from pe_agent.datasource.columns import parse_struct
 from pe_agent.datasource.schemas import (
     Columns,
     as_nullable,
@@ -25,7 +26,7 @@ from pe_agent.datasource.schemas import (
 )
 from pe_agent.datasource.slots import SLOT, PackStep, PackSteps, packed_ddl
 from pe_agent.spark.session import count_cores, is_connect
-from streambroker_core.errors import AlignedError
+from streambroker_core.errors import AlignedError, SchemaError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -130,12 +131,10 @@ def parse_columns(schema: Columns) -> StructType:
     """Return columns as nullable; raise AlignedError or SchemaError if they cannot be read."""
     if isinstance(schema, StructType | pa.Schema):
         return as_nullable(as_spark_schema(schema))
-    from pyspark.errors import PySparkException
-
     schema = check_ddl(schema)
     try:
-        return as_nullable(cast(StructType, StructType.fromDDL(schema)))
-    except (PySparkException, ValueError) as error:
+        return as_nullable(parse_struct(schema))
+    except SchemaError as error:
         raise AlignedError(f"the columns {schema!r} cannot be read: {error}") from error
 
 
