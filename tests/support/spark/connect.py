@@ -79,7 +79,8 @@ class ConnectServer:
         url = self.url if id_ is None else f"{self.url}/;session_id={id_}"
         made: Any = ConnectSession.builder.remote(url).create()
         # PySpark asks the active session for settings, and an older one may be of a killed server.
-        ConnectSession._set_default_and_active_session(made)
+        ConnectSession._default_session = made
+        ConnectSession._active_session.session = made
         self._sessions.append(made)
         return made  # type: ignore[no-any-return]
 
