@@ -32,10 +32,12 @@ from support.core.resources import registration
 class Broker:
     """Board, statuses and writer as a leading broker has them, without a feed."""
 
-    def __init__(self, api: HttpApi, namespace: str, settle_s: float = 0.2) -> None:
+    def __init__(
+        self, api: HttpApi, namespace: str, settle_s: float = 0.2, leads: bool = True
+    ) -> None:
         self.api, self.namespace = api, namespace
         self.board = Board()
-        self.leads = True
+        self.leads = leads
         self.events = EventWriter(api, "broker-0")
         self.statuses = PortReconciler(
             self.board.reader,
@@ -90,9 +92,11 @@ class Broker:
 
 
 @asynccontextmanager
-async def broker_at(server: ApiServer, namespace: str) -> AsyncIterator[Broker]:
+async def broker_at(
+    server: ApiServer, namespace: str, leads: bool = True
+) -> AsyncIterator[Broker]:
     async with calls_of(server) as api:
-        broker = Broker(api, namespace)
+        broker = Broker(api, namespace, leads=leads)
         running = [
             asyncio.ensure_future(broker.writer.run()),
             asyncio.ensure_future(broker.events.run()),
@@ -108,9 +112,9 @@ async def broker_at(server: ApiServer, namespace: str) -> AsyncIterator[Broker]:
 
 @asynccontextmanager
 async def fed_broker_at(
-    server: ApiServer, namespace: str, feeder: str = "reflector"
+    server: ApiServer, namespace: str, feeder: str = "reflector", leads: bool = True
 ) -> AsyncIterator[Broker]:
-    async with broker_at(server, namespace) as broker:
+    async with broker_at(server, namespace, leads) as broker:
         make = ReflectorFeeder if feeder == "reflector" else KopfFeeder
         feeding = asyncio.ensure_future(
             make(ApiClient(server.access()), [namespace], broker.observe).run(broker.deliver)
