@@ -189,4 +189,5 @@ export interface Rows {
   rows: Json[][];
   truncated: boolean;
   stream: string;
+  schemaVersions?: { version: number; since: string | null }[];
 }

@@ -43,6 +43,12 @@ function Table({ answer }: { answer: Answer }) {
   );
 }
 
+/** Which version the columns have, once there was more than one. */
+function versionText(answer: Answer): string {
+  const newest = answer.schemaVersions?.at(-1);
+  return newest?.since ? `; columns of version ${newest.version}, since ${newest.since}` : "";
+}
+
 export function Rows({ query }: { query: Record<string, string> }) {
   const { info, namespace } = useSession();
   const exports = usePorts("exports", namespace);
@@ -125,6 +131,7 @@ export function Rows({ query }: { query: Record<string, string> }) {
               <span class="muted" role="status">
                 {plural(result.rows.length, "row")}, the newest at the end
                 {result.truncated ? "; there are more" : ""}
+                {versionText(result)}
               </span>
             )}
           </div>

@@ -92,9 +92,7 @@ class Broker:
 
 
 @asynccontextmanager
-async def broker_at(
-    server: ApiServer, namespace: str, leads: bool = True
-) -> AsyncIterator[Broker]:
+async def broker_at(server: ApiServer, namespace: str, leads: bool = True) -> AsyncIterator[Broker]:
     async with calls_of(server) as api:
         broker = Broker(api, namespace, leads=leads)
         running = [

@@ -67,7 +67,7 @@ def numbers(made: Bench) -> list[int]:
     found: list[int] = []
     for _, manifest in sorted(stream.manifests.items()):
         for block in manifest.blocks:
-            found += stream.read(block).column("n").to_pylist()
+            found += stream.read(block, manifest.ddl).column("n").to_pylist()
     return found
 
 

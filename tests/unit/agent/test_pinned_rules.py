@@ -269,9 +269,9 @@ def test_an_exporter_tells_the_time_of_rows_that_it_does_not_send(
     stream = export.export.state.streams[export.stream]
     read_ = stream.read
 
-    def counted(_: Any, block: Any) -> Any:
+    def counted(_: Any, block: Any, ddl: str) -> Any:
         reads.append(block)
-        return read_(block)
+        return read_(block, ddl)
 
     monkeypatch.setattr(type(stream), "read", counted)
 

@@ -71,7 +71,7 @@ def read(agent: Bench, stream: str) -> list[int]:
         value
         for _, manifest in sorted(export_stream.manifests.items())
         for block in manifest.blocks
-        for value in export_stream.read(block).column("n").to_pylist()
+        for value in export_stream.read(block, manifest.ddl).column("n").to_pylist()
     ]
 
 

@@ -39,7 +39,7 @@ def test_a_transaction_that_fails_changes_nothing(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("found", ["2", "newest"])
+@pytest.mark.parametrize("found", ["3", "newest"])
 def test_another_format_is_refused_by_name_and_nothing_is_written(
     tmp_path: Path, found: str
 ) -> None:

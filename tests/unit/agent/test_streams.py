@@ -107,7 +107,7 @@ def test_epochs_and_whole_stages_are_found_again(made: Bench) -> None:
     )
     assert found.blocks == waiting.blocks
     assert begun.id not in stream.stages
-    assert stream.read(found.blocks[0]).column("n").to_pylist() == [5, 6, 7, 8]
+    assert stream.read(found.blocks[0], DDL).column("n").to_pylist() == [5, 6, 7, 8]
 
 
 def test_segments_go_with_the_epochs_in_them(made: Bench) -> None:
@@ -130,7 +130,7 @@ def test_the_segments_of_a_stage_under_way_stay(made: Bench) -> None:
     made.stream.stages[begun.id] = begun
     made.stream.remove([0, 1])
     made.stream.finish(begun)
-    assert made.stream.read(begun.blocks[0]).num_rows == 1
+    assert made.stream.read(begun.blocks[0], DDL).num_rows == 1
     assert begun.id in made.reopen().stages
 
 
@@ -154,7 +154,7 @@ def test_rows_of_equal_columns_are_cast_to_the_streams_types(made: Bench) -> Non
     large = pa.schema([("n", pa.int32()), ("name", pa.large_string())])
     batch = pa.RecordBatch.from_pydict({"n": [1], "name": ["a"]}, schema=large)
     stage = made.stage(0, batch)
-    assert made.stream.read(stage.blocks[0]).schema == SCHEMA
+    assert made.stream.read(stage.blocks[0], DDL).schema == SCHEMA
 
 
 @pytest.mark.parametrize(

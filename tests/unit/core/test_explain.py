@@ -97,10 +97,10 @@ CASES: list[Case] = [
     (
         "several columns",
         {"schema": SIZE},
-        {"schema": [*PRICE, {"name": "size", "type": "int"}, {"name": "siez", "type": "int"}]},
+        {"schema": [*PRICE, {"name": "size", "type": "string"}, {"name": "siez", "type": "int"}]},
         [
             ("SchemaMismatch", "The export has no column `price`.", 1),
-            ("SchemaMismatch", "Column `size` is bigint in the export, but int is wanted.", 1),
+            ("SchemaMismatch", "Column `size` is bigint in the export, but string is wanted.", 1),
             ("SchemaMismatch", "The export has no column `siez`; did you mean `size`?", 1),
         ],
     ),

@@ -359,6 +359,21 @@ def test_columns_of_several_types_in_what_one_import_gets_are_found() -> None:
     ]
 
 
+def test_an_import_with_a_narrower_type_than_its_export_is_found() -> None:
+    reported = of_import(
+        export_of(schema=[{"name": "n", "type": "bigint"}, {"name": "price", "type": "float"}]),
+        import_of(schema=[{"name": "n", "type": "int"}, {"name": "price", "type": "double"}]),
+    )
+
+    assert reported == [
+        (
+            "SchemaWidened",
+            "column `n` is int in the import and bigint in default/feed/0/trades: its query stops"
+            " before rows of that type",
+        )
+    ]
+
+
 # ---- exports -----------------------------------------------------------------------------------
 
 

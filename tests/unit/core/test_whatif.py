@@ -25,6 +25,7 @@ from streambroker_core.diagnose import (
 )
 from streambroker_core.matching import Match, expression_problem, import_filter_problem, match
 from streambroker_core.model import Export, Import, Kind, Removal, Resource, Route, kind_of, name_of
+from streambroker_core.model.schema import parse_ddl
 from support.core.resources import board_of, export_of, import_of, picture, port
 
 PRICE = [{"name": "price", "type": "double"}]
@@ -375,3 +376,29 @@ def test_a_filter_is_judged_by_what_the_proposal_has_put_before() -> None:
     found = forecast(board.reader, proposed(sized, wants))
     assert found.problems == ()
     assert [str(route.export) for route in found.added] == ["default/b/0/p"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "columns", "code", "detail"),
+    [
+        ("backward", "price double, n int", None, ""),
+        ("backward", "n int", "SchemaIncompatible", "removes `price` float"),
+        ("backward", "price double", "SchemaWidened", "default/alerts/0/trades"),
+        ("none", "n int", None, ""),
+        ("full", "price double", "SchemaIncompatible", "`price` float becomes double"),
+    ],
+)
+def test_what_a_change_of_columns_does_is_named(
+    policy: str, columns: str, code: str | None, detail: str
+) -> None:
+    wanted = [{"name": "price", "type": "float" if code == "SchemaWidened" else "double"}]
+    before = export_of(schema=[{"name": "price", "type": "float"}], schemaPolicy=policy)
+    board = board_of(before, import_of(schema=wanted))
+    schema = parse_ddl(columns)
+
+    reported = forecast(board.reader, Proposal(puts=(replace(before, uid="", schema=schema),)))
+
+    found = {problem.code: problem for problem in reported.problems}
+    assert code is None or detail in found[code].detail
+    assert not any(problem.refused for problem in reported.problems)
+    assert found.keys() <= {code}

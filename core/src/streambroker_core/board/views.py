@@ -167,6 +167,7 @@ def _build_export_port(export: Export) -> ExportPort:
         durability=export.durability,
         archive=export.archive,
         schema=export.schema,
+        schema_policy=export.schema_policy,
         revoked=export.revoked,
     )
 

@@ -24,7 +24,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.matching import Match, is_namespace_allowed
 from streambroker_core.matching.decide import parse_cached
 from streambroker_core.model import Export, Import, Kind, Resource, resource_order
-from streambroker_core.model.schema import Schema
+from streambroker_core.model.schema import Schema, find_missing_column
 
 R = TypeVar("R", Export, Import)
 
@@ -191,7 +191,11 @@ class _DistanceCounter:
 
     def _columns_of(self, export: Export) -> int:
         """Count the faults for the Export's columns, cached by schema."""
-        missing = 0 if export.schema is None else len(self._columns.difference(export.schema))
+        exported = export.schema or ()
+        missing = sum(
+            export.schema is not None and find_missing_column(exported, (column,)) is not None
+            for column in self._columns.difference(exported)
+        )
         faults = len(filter_faults(export, self._import)) if self._filtered else 0
         self._of_schema[export.schema] = missing + faults
         return missing + faults

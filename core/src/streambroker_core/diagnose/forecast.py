@@ -28,6 +28,7 @@ from streambroker_core.model import (
     name_of,
     route_order,
 )
+from streambroker_core.model.schema_changes import compare_schemas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,7 @@ def forecast(
         if pair not in after
     ]
     problems += _find_new_rings(overlay, before, after, put)
+    problems += _find_schema_problems(overlay, after, put)
     changed = [
         ChangedRoute(route=route, old_route=before[pair])
         for pair, route in after.items()
@@ -229,6 +231,43 @@ def _ring_problem(ring: Ring, put: dict[int, Resource]) -> ProposalProblem:
     indices = [index for index, resource in put.items() if resource.key in ports]
     index = min(indices or put)
     return _make_problem(index, put[index], RING, ring.describe(), refused=False)
+
+
+def _find_schema_problems(
+    overlay: BoardOverlay, after: _Routes, put: dict[int, Resource]
+) -> list[ProposalProblem]:
+    """Return what the policies of Exports, or Imports, do not allow of changed columns."""
+    problems = []
+    for index, export in put.items():
+        old = overlay.board.get("Export", export.uid)
+        if not isinstance(export, Export) or not isinstance(old, Export):
+            continue
+        if export.schema is None or old.schema is None or export.schema == old.schema:
+            continue
+        change = compare_schemas(old.schema, export.schema)
+        refused = change.refused_by(export.schema_policy).describe()
+        if refused:
+            detail = (
+                f"{refused}. The schemaPolicy of the Export, {export.schema_policy}, does not allow"
+                " that, so its job cannot publish these columns."
+            )
+            problems.append(
+                _make_problem(index, export, "SchemaIncompatible", detail, refused=False)
+            )
+        routes = (r for r in after.values() if r.export_uid == export.uid)
+        imports = (overlay.get("Import", r.import_uid) for r in routes)
+        stopped = [
+            str(one.key)
+            for one in imports
+            if isinstance(one, Import) and one.schema and change.breaks(one.schema)
+        ]
+        if stopped:
+            detail = (
+                f"{change.describe()}. The queries of these Imports stop before rows of that:"
+                f" {', '.join(sorted(stopped))}. Start them again with the wider types in schema=."
+            )
+            problems.append(_make_problem(index, export, "SchemaWidened", detail, refused=False))
+    return problems
 
 
 # ---- routes before and after -------------------------------------------------------------------

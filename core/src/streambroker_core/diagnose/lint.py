@@ -27,7 +27,7 @@ from streambroker_core.expression.printer import print_tree
 from streambroker_core.matching import Match, MatchResult
 from streambroker_core.matching.decide import filter_problem, parse_cached
 from streambroker_core.model import Export, Import, Resource, kind_of, resource_order
-from streambroker_core.model.schema import Schema
+from streambroker_core.model.schema import Schema, widens
 
 R = TypeVar("R", Export, Import)
 
@@ -253,6 +253,15 @@ def _pair_findings(
         reason, count = refused.most_common(1)[0]
         message = f"{count_text(count, 'export')} would match, except for {reason}; no other does"
         yield LintFinding(code=reason, about=import_, message=message)
+    wanted = {c.name: c.type for c in import_.schema or ()}
+    for export in matched:
+        for column in export.schema or ():
+            if widens(wanted.get(column.name, ""), column.type):
+                message = (
+                    f"column `{column.name}` is {wanted[column.name]} in the import and"
+                    f" {column.type} in {export.key}: its query stops before rows of that type"
+                )
+                yield LintFinding(code="SchemaWidened", about=import_, message=message)
     types: dict[str, Counter[str]] = {}
     for schema, count in Counter(export.schema for export in matched if export.schema).items():
         for column in schema or ():

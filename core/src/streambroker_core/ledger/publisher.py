@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from streambroker_core.errors import StreambrokerError
+from streambroker_core.errors import SchemaError, StreambrokerError
+from streambroker_core.model.schema import parse_ddl
+from streambroker_core.model.schema_changes import compare_schemas
 
 LEASE_SECONDS = 30.0
 MAX_HISTORY = 1_000
@@ -61,7 +63,10 @@ class BatchDiffersError(StreambrokerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A published batch, which a replay has to equal; ``control`` counts its control tuples."""
+    """A published batch, which a replay has to equal; ``control`` counts its control tuples.
+
+    A replay may have more columns and wider types.
+    """
 
     batch: int
     rows: int
@@ -76,6 +81,16 @@ class PublisherBusy:
     holder: str
     lease_expires: float
     renewed: int
+
+
+def _differs(before: str | None, after: str | None) -> bool:
+    """Return whether rows published in the columns ``before`` cannot stand for those ``after``."""
+    if before == after or before is None or after is None:
+        return before != after
+    try:
+        return not compare_schemas(parse_ddl(before), parse_ddl(after)).keeps_stream
+    except SchemaError:
+        return True
 
 
 @dataclass(slots=True)
@@ -173,7 +188,7 @@ class Publisher:
             return None
         self._renew(now)
         self._begin_run(run)
-        if self.last is not None and self.is_published(batch) and schema != self.schema:
+        if self.last is not None and self.is_published(batch) and _differs(self.schema, schema):
             raise BatchDiffersError(
                 self.export, batch, f"schema {self.last.schema}", f"schema {schema}"
             )
@@ -271,7 +286,7 @@ class Publisher:
         previous = self.history.get(batch)
         if previous is None:
             return False
-        if rows != previous.rows or ((rows or control) and schema != previous.schema):
+        if rows != previous.rows or ((rows or control) and _differs(previous.schema, schema)):
             raise BatchDiffersError(
                 self.export,
                 batch,

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.model.properties import Value
-from streambroker_core.model.schema import Schema
+from streambroker_core.model.schema import Schema, SchemaPolicy
 
 DEFAULT_NAMESPACE = "default"
 DEFAULT_SCOPE = "Default"
@@ -238,6 +238,8 @@ class Export:
         durability: where rows and epochs are safe when a publish ends: on the agent's disk
             (``local``), or in its object storage (``stored``).
         archive: limits of what no reader claims any more; None to apply those of ``buffer``.
+        schema_policy: what its publishers may change of the columns, see
+            `streambroker_core.model.schema_changes`.
         allowed_namespaces: other namespaces that may import it, or ``*``.
         revoked: importers that must not read any more, not even planned epochs: ``namespace`` or
             ``namespace/job``.
@@ -258,6 +260,7 @@ class Export:
     buffer: Buffer = Buffer()
     durability: Durability = "local"
     archive: Archive | None = None
+    schema_policy: SchemaPolicy = "backward"
     allowed_namespaces: tuple[str, ...] = ()
     revoked: tuple[str, ...] = ()
     rejected: RejectedGeneration | None = None

@@ -2,6 +2,7 @@
 
 A type is written like Spark's ``simpleString``, in lower case: ``bigint``, ``array<double>``,
 ``struct<a:int>``, ``decimal(10,2)``. Types are equal if these texts are; nullability is ignored.
+A type widens into another one that has all its values, such as ``int`` into ``bigint``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import NoReturn, TypeAlias
+from itertools import combinations
+from typing import Literal, NoReturn, TypeAlias
 
 from streambroker_core.errors import SchemaError, locate
 
@@ -24,7 +26,15 @@ class Column:
 
 
 Schema: TypeAlias = tuple[Column, ...]
+SchemaPolicy: TypeAlias = Literal["none", "backward", "forward", "full"]
+"""Which changes of its columns an export allows; see `streambroker_core.model.schema_changes`."""
 
+_CHAINS = (
+    ("tinyint", "smallint", "int", "bigint"),
+    ("float", "double"),
+    ("date", "timestamp_ntz"),
+)
+_WIDER = frozenset(pair for chain in _CHAINS for pair in combinations(chain, 2))
 _SYNONYMS = {
     "byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint",
     "real": "float", "dec": "decimal", "numeric": "decimal", "character": "char",
@@ -96,11 +106,17 @@ def to_items(schema: Schema) -> list[dict[str, str]]:
     return [{"name": column.name, "type": column.type} for column in schema]
 
 
+def widens(narrow: str, wide: str) -> bool:
+    """Return whether the other type ``wide`` has each value of type ``narrow``."""
+    return (narrow, wide) in _WIDER
+
+
 def find_missing_column(exported: Schema, desired: Schema) -> str | None:
     """Return a sentence about the first desired column that is missing or has another type.
 
     Returns:
-        None if every desired column is exported with an equal type.
+        None if every desired column is exported with an equal type, or with one that widens into
+        the other. An export with the wider type may have earlier rows that the import can read.
     """
     types = {column.name: column.type for column in exported}
     for column in desired:
@@ -108,10 +124,10 @@ def find_missing_column(exported: Schema, desired: Schema) -> str | None:
             close = get_close_matches(column.name, sorted(types), n=1)
             guess = f"; did you mean `{close[0]}`?" if close else "."
             return f"The export has no column `{column.name}`{guess}"
-        if types[column.name] != column.type:
+        pair = types[column.name], column.type
+        if pair[0] != pair[1] and not widens(*pair) and not widens(*reversed(pair)):
             return (
-                f"Column `{column.name}` is {types[column.name]} in the export, "
-                f"but {column.type} is wanted."
+                f"Column `{column.name}` is {pair[0]} in the export, but {column.type} is wanted."
             )
     return None
 

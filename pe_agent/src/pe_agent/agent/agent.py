@@ -150,8 +150,14 @@ class Agent:
         self.notifier.notify()
 
     def declare(self, request: Declare) -> None:
-        """Store a declaration of the job; the broker link reports it as soon as possible."""
+        """Store a declaration of the job; the broker link reports it as soon as possible.
+
+        Raises:
+            SchemaIncompatibleError: the export's schema policy does not allow the columns.
+        """
         key = str(PortKey.parse(f"{self.pe}/{request.port}"))
+        if request.kind == "export":
+            self.exports.check_declared(key, request)
         self.declarations.add(request)
         if request.kind == "export":
             self.exports.apply_declared_limits(self.exports.get_or_create(key))

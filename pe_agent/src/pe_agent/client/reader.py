@@ -26,6 +26,7 @@ from pe_agent.job.settings import AgentOptions, BrokerAuth
 from pe_agent.transport.agent_client import send
 from pe_agent.transport.broker_client import BrokerClient, pe_path
 from pe_agent.transport.rows.block_reader import BlockReader, count_blocks
+from pe_agent.transport.rows.casts import cast_column
 from pe_agent.transport.rows.reader_lease import Lease
 from streambroker_client.errors import UnknownPortError
 from streambroker_core.errors import ManifestError, StreambrokerError
@@ -350,7 +351,8 @@ class Reader:
             self._schema = batch.schema
         if batch.schema.equals(self._schema):
             return batch
-        return batch.select(self._schema.names).cast(self._schema)
+        columns = [cast_column(batch.column(field.name), field) for field in self._schema]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
 def _parse_export(source: str, namespace: str) -> PortKey | None:

@@ -15,6 +15,7 @@ from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.messages import BlockMetadata, Ticket
 from pe_agent.transport.rows.block_reader import BlockReader
+from pe_agent.transport.rows.casts import cast_column
 from streambroker_core.control.runtime.control_rows import to_batch
 from streambroker_core.control.tuples.epoch_control import parse_indexed
 
@@ -80,6 +81,5 @@ class SliceReader:
                 source = {"job": job, "port": port, "stream": stream, "epoch": epoch}
                 arrays.append(pa.array([source] * batch.num_rows, column.type))
             else:
-                array = batch.column(column.name)
-                arrays.append(array if array.type == column.type else array.cast(column.type))
+                arrays.append(cast_column(batch.column(column.name), column))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)

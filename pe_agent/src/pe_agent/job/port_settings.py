@@ -40,6 +40,8 @@ class ExportSettings(TypedDict, total=False):
     - ``durability``: ``local``, or ``stored``: a published batch is in object storage.
     - ``archive``: ``{"maxAge": "7d", "maxBytes": "1Ti"}``, either or both: rows stay after all
       readers have read them.
+    - ``schema_policy``: which changes of the columns a later start may make: ``backward`` (the
+      default: add columns, widen types), ``forward``, ``full`` or ``none``.
     """
 
     stream_id: str | None
@@ -49,6 +51,7 @@ class ExportSettings(TypedDict, total=False):
     buffer: Mapping[str, Limit] | None
     durability: str | None
     archive: Mapping[str, Limit] | None
+    schema_policy: str | None
 
 
 def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, Any]:
@@ -75,6 +78,7 @@ def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, A
         "buffer": ("buffer", partial(_limits, "buffer")),
         "durability": ("durability", lambda value: value),
         "archive": ("archive", partial(_limits, "archive")),
+        "schema_policy": ("schemaPolicy", lambda value: value),
     }
     spec = {}
     for name, value in given.items():

@@ -92,7 +92,8 @@ def publish(
         query_name: name of the query.
         redeclare: overwrite the Export that exists.
         settings: ``stream_id``, ``properties``, ``allow_filter``, ``congestion_policy``,
-            ``buffer``, ``durability`` and ``archive``, as `ExportSettings` describes them.
+            ``buffer``, ``durability``, ``archive`` and ``schema_policy``, as `ExportSettings`
+            describes them.
 
     Raises:
         ArgumentError, PropertyError: nothing was declared or started.

@@ -26,7 +26,7 @@ from streambroker_core.model import (
     StreamName,
     is_label,
 )
-from streambroker_core.model.schema import Schema, from_items, to_items
+from streambroker_core.model.schema import Schema, SchemaPolicy, from_items, to_items
 from streambroker_core.wire.broker.hints import Point
 from streambroker_core.wire.broker.view_rules import ViewRules, read_view_rules, write_view_rules
 from streambroker_core.wire.encoding.canonical import JsonObject, canonical, digest, without_none
@@ -46,6 +46,12 @@ _T = TypeVar("_T")
 
 POLICIES: Mapping[str, Policy] = {"wait": "wait", "drop": "drop"}
 DURABILITIES: Mapping[str, Durability] = {"local": "local", "stored": "stored"}
+SCHEMA_POLICIES: Mapping[str, SchemaPolicy] = {
+    "none": "none",
+    "backward": "backward",
+    "forward": "forward",
+    "full": "full",
+}
 CONGESTIONS: Mapping[str, OnCongestion] = {"inherit": "inherit", "drop": "drop"}
 
 
@@ -114,6 +120,7 @@ class ExportPort:
     durability: Durability = "local"
     archive: Archive | None = None
     schema: Schema | None = None
+    schema_policy: SchemaPolicy = "backward"
     routes: tuple[ExportRoute, ...] = ()
     revoked: tuple[str, ...] = ()
 
@@ -313,6 +320,7 @@ def _write_export(port: ExportPort) -> JsonObject:
         **without_none(
             durability=None if port.durability == "local" else port.durability,
             archive=None if port.archive is None else _write_archive(port.archive),
+            schemaPolicy=None if port.schema_policy == "backward" else port.schema_policy,
             properties=None if port.properties is None else dict(port.properties),
             streamId=port.stream_id,
             revoked=list(port.revoked) or None,
@@ -474,6 +482,7 @@ def _read_export(fields: Fields) -> ExportPort:
         durability=fields.word("durability", DURABILITIES, "local"),
         archive=_read_archive(fields.child("archive")) if fields.has("archive") else None,
         schema=_read_schema(fields),
+        schema_policy=fields.word("schemaPolicy", SCHEMA_POLICIES, "backward"),
         routes=_read_list(fields, "routes", _read_export_route),
         revoked=_read_texts(fields, "revoked"),
     )

@@ -39,7 +39,7 @@ from streambroker_core.model import (
 )
 from streambroker_core.model.properties import normalise, oversized
 from streambroker_core.model.schema import Schema, from_items, to_items
-from streambroker_core.wire.broker.view import CONGESTIONS, DURABILITIES, POLICIES
+from streambroker_core.wire.broker.view import CONGESTIONS, DURABILITIES, POLICIES, SCHEMA_POLICIES
 from streambroker_core.wire.encoding.canonical import JsonObject, canonical, without_none
 from streambroker_core.wire.encoding.fields import Fields, json_type
 from streambroker_core.wire.encoding.quantity import (
@@ -88,6 +88,7 @@ _EXPORT = (
     "buffer",
     "durability",
     "archive",
+    "schemaPolicy",
     "allowedNamespaces",
     "revoked",
 )
@@ -298,6 +299,7 @@ def _read_export(fields: Fields, key: PortKey) -> Export:
         buffer=_read_buffer(fields.child("buffer")),
         durability=fields.word("durability", DURABILITIES, "local"),
         archive=_read_archive(fields) if fields.has("archive") else None,
+        schema_policy=fields.word("schemaPolicy", SCHEMA_POLICIES, "backward"),
         allowed_namespaces=_read_names(
             fields,
             "allowedNamespaces",
@@ -519,6 +521,7 @@ def _write_export(export: Export) -> JsonObject:
         **without_none(
             durability=None if export.durability == "local" else export.durability,
             archive=None if export.archive is None else _write_archive(export.archive),
+            schemaPolicy=None if export.schema_policy == "backward" else export.schema_policy,
             streamId=export.stream_id,
             properties=None if export.properties is None else dict(export.properties),
             allowedNamespaces=list(export.allowed_namespaces) or None,

@@ -35,6 +35,14 @@ _SCHEMA_TEXTS: dict[str, Callable[[Schema, str], str]] = {
     "protobuf": to_protobuf,
     "jsonschema": to_json_schema,
 }
+_VERSIONS: Table[dict[str, Any]] = Table(
+    {
+        "VERSION": lambda one: str(one["version"]),
+        "FROM EPOCH": lambda one: str(one["firstEpoch"]),
+        "SINCE": lambda one: one["since"] or "-",
+        "COLUMNS": lambda one: ", ".join(f"{c['name']} {c['type']}" for c in one["columns"]),
+    }
+)
 _WIDTH = 60
 """Maximum characters of a cell."""
 
@@ -55,8 +63,8 @@ def add(commands: Any) -> None:
     peek.set_defaults(run=_peek)
     schema = add_remote_command(commands, "schema", "print the columns of an export")
     schema.add_argument("export", metavar="EXPORT", help="as NAME or JOB/PE/PORT")
-    forms = one_of(*_SCHEMA_TEXTS)
-    choices = "|".join(_SCHEMA_TEXTS)
+    forms = one_of(*_SCHEMA_TEXTS, "versions")
+    choices = "|".join((*_SCHEMA_TEXTS, "versions"))
     schema.add_argument("-o", "--output", type=forms, default="ddl", metavar=choices)
     schema.set_defaults(run=_schema)
 
@@ -70,6 +78,11 @@ def _count(text: str) -> int:
 def _schema(options: argparse.Namespace) -> int:
     broker = client_for(options)
     key = find_port(broker, "exports", options.export, options.namespace)
+    if options.output == "versions":
+        query = {"namespace": key.owner.namespace, "limit": "1"}
+        found = broker.connection.call("GET", f"{port_path('Export', key)}/rows", **query)
+        print_text(_VERSIONS.text(found.get("schemaVersions", ()), header=True))
+        return OK
     target = Target(kinds=("exports",), name=str(key))
     ((_, (found, *_)),) = find_items(broker, target, key.owner.namespace)
     columns = from_items(found["spec"].get("schema") or ())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.exports.reader_plans import RegisteredPlan
+from pe_agent.agent.exports.stream.row_filter import first_too_wide
+from pe_agent.transport.rows.casts import SchemaWidenedError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.plan import PlanRequest
 
@@ -27,6 +29,7 @@ def plan_batch_read(
 
     Raises:
         SchemaMismatchError: epochs in between lack columns of ``schema``.
+        SchemaWidenedError: epochs in between have wider types.
         DataLossError, OvertakenError, ReadersExceededError, RevokedError: see core's ledger.
     """
     with export.state.lock:
@@ -36,6 +39,9 @@ def plan_batch_read(
         for stream in ranges:
             if stream in mismatches:
                 raise SchemaMismatchError(mismatches[stream])
+            stop = first_too_wide(export.state.streams[stream], schema)
+            if stop is not None and ranges[stream][1] > stop[0]:
+                raise SchemaWidenedError(f"stream {stream}: {stop[1]}. Read the wider type.")
         if not ranges:
             return RegisteredPlan(blocks={}, missing={})
         return export.plans.register_plan(request, ranges, filter_=filter_, columns=columns)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,10 +14,15 @@ from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream import retained_epochs as retained
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest
-from pe_agent.agent.state.store import GROWING, SEALED
+from pe_agent.agent.exports.stream.schema_versions import SchemaVersion
+from pe_agent.agent.state.store import EVOLVED_FORMAT, GROWING, SEALED
 from pe_agent.log.frames import Address
 from streambroker_core.control.tuples.epoch_control import IndexedControl, encode
 from streambroker_core.ledger.epochs import Epoch, Stream
+from streambroker_core.model.schema import parse_ddl
+from streambroker_core.model.schema_changes import compare_schemas
+
+log = logging.getLogger("pe_agent")
 
 EPOCH_MEMORY = 1200
 """Bytes of agent memory per epoch, without its blocks (measured on CPython)."""
@@ -29,6 +36,7 @@ class EpochWriter:
     Attributes:
         published_rows: rows of all streams ever published; never decreases.
         published: control tuples in epochs since the agent's start, by delivery.
+        is_version_stored: object storage has the newest columns, if rows have to be there.
     """
 
     def __init__(self, state: ExportState) -> None:
@@ -36,19 +44,77 @@ class EpochWriter:
         self._ledger = state.ledger
         self.published_rows = 0
         self.published: Counter[str] = Counter()
+        self.is_version_stored = True
 
     def stream_for_batch(self, query: str, batch: int, ddl: str, schema: pa.Schema) -> ExportStream:
         """Return the stream that a batch is written to.
 
-        Three batches open a new stream: a query's first batch, one with another schema, and one
-        before which batches are missing. Readers would take the last one for a missing batch.
+        Three batches open a new stream: a query's first batch, one with columns in which earlier
+        rows cannot be read, and one before which batches are missing. Readers would take the last
+        one for a missing batch. Added columns and wider types are a new version in the stream.
         """
         current = self._state.newest
-        if current is None or (current.query, current.ddl) != (query, ddl):
+        if current is None or current.query != query:
             return self._open_stream(query, ddl, schema)
         if self._state.publisher.gap_before(batch) and self._ledger.streams[current.id].next:
             return self._open_stream(query, ddl, schema)
+        if current.ddl != ddl:
+            if not compare_schemas(parse_ddl(current.ddl), parse_ddl(ddl)).keeps_stream:
+                return self._open_stream(query, ddl, schema)
+            self._add_version(current, ddl, schema.remove_metadata())
         return current
+
+    def _add_version(self, stream: ExportStream, ddl: str, schema: pa.Schema) -> None:
+        """Add a version to a stream, durably, before its first rows are written."""
+        version = SchemaVersion(
+            number=stream.versions.newest.number + 1,
+            ddl=ddl,
+            schema=schema,
+            first_epoch=self._ledger.streams[stream.id].next,
+            opened=time.time(),
+        )
+        with self._state.store.transaction(durable=True) as db:
+            db.execute(
+                "INSERT INTO stream_schemas VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    stream.id,
+                    version.number,
+                    ddl,
+                    bytes(schema.serialize()),
+                    version.first_epoch,
+                    version.opened,
+                ),
+            )
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('format', ?)", (str(EVOLVED_FORMAT),))
+        stream.versions.add(version)
+        self.is_version_stored = False
+        log.info("export %s: version %s of %s", self._state.key, version.number, stream.id)
+
+    def read_versions(self, stream: str) -> list[SchemaVersion]:
+        """Return the later versions of a stream from the store."""
+        store = self._state.store
+        rows = store.query(
+            "SELECT number, ddl, arrow, first_epoch, opened FROM stream_schemas WHERE stream = ?"
+            " ORDER BY number",
+            stream,
+        )
+        with store.reading_row("stream_schemas", stream):
+            return [
+                SchemaVersion(
+                    number=number,
+                    ddl=ddl,
+                    schema=pa.ipc.read_schema(pa.py_buffer(arrow)),
+                    first_epoch=first_epoch,
+                    opened=opened,
+                )
+                for number, ddl, arrow, first_epoch, opened in rows
+            ]
+
+    def save_version(self) -> None:
+        """Under ``stored``, wait until the bucket has a new version; callers hold no lock."""
+        if not self.is_version_stored:
+            self._state.save_stored()
+            self.is_version_stored = True
 
     def _open_stream(self, query: str, ddl: str, schema: pa.Schema) -> ExportStream:
         id_ = secrets.token_hex(8)

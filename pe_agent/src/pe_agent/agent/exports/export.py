@@ -17,6 +17,7 @@ from pe_agent.agent.exports.epoch_writer import EpochWriter, to_ledger_epoch
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.publisher import ExportPublisher
 from pe_agent.agent.exports.reader_plans import ReaderPlans
+from pe_agent.agent.exports.schema_check import check_columns
 from pe_agent.agent.exports.state_codec import decode_reader, restore_publisher
 from pe_agent.agent.exports.status import (
     format_time,
@@ -24,6 +25,7 @@ from pe_agent.agent.exports.status import (
     list_damage,
     list_damaged_segments,
     list_missing_epochs,
+    list_versions,
     reader_metrics,
     storage_metrics,
 )
@@ -33,6 +35,8 @@ from pe_agent.agent.state.store import FORGOTTEN, REMOVED, SEALED
 from streambroker_core.ledger.epochs import Stream
 from streambroker_core.ledger.retention import RetentionLimits
 from streambroker_core.model import Durability
+from streambroker_core.model.schema import Schema, SchemaPolicy
+from streambroker_core.wire.broker.view import SCHEMA_POLICIES
 
 log = logging.getLogger("pe_agent")
 
@@ -59,6 +63,9 @@ class AgentExport:
         self._durability_key = f"durability/{self.key}"
         if state.store.get(self._durability_key) == "stored":
             state.set_durability("stored")
+        self._policy_key = f"schemaPolicy/{self.key}"
+        stored_policy = state.store.get(self._policy_key)
+        state.schema_policy = SCHEMA_POLICIES.get(stored_policy or "", "backward")
 
     def recover(self, progress: Callable[[str, int, int], None] | None = None) -> None:
         """Open the existing logs and rebuild the ledger from them and the store."""
@@ -83,6 +90,8 @@ class AgentExport:
             opened = state.directory.open(
                 id_, query=query, ddl=ddl, schema=schema, progress=progress
             )
+            for version in self.epochs.read_versions(id_):
+                opened.versions.add(version)
             self._restore_stream(opened, sealed == SEALED, next_, total)
         self.epochs.published_rows = sum(s.rows for s in ledger.streams.values())
         self.epochs.published_rows += sum(count for _, count in earlier)
@@ -134,12 +143,18 @@ class AgentExport:
         for text in list_missing_epochs(stream):
             log.error("the log of export %s is damaged: %s", self.key, text)
 
-    def declare(self, limits: RetentionLimits, durability: Durability = "local") -> None:
+    def declare(
+        self,
+        limits: RetentionLimits,
+        durability: Durability = "local",
+        policy: SchemaPolicy = "backward",
+    ) -> None:
         """Apply a declaration until the first view; a view's stored settings come first."""
         with self.state.lock:
             self.state.ledger.retention.limits = self._view_limits or limits
             if self._view_limits is None:
                 self.state.set_durability(durability)
+                self.state.schema_policy = policy
             self._withdrawn_at = None
 
     def set_limits(self, limits: RetentionLimits) -> None:
@@ -157,6 +172,22 @@ class AgentExport:
             if durability != self.state.durability:
                 self.state.set_durability(durability)
                 self.state.store.set(self._durability_key, durability)
+
+    def set_schema_policy(self, policy: SchemaPolicy) -> None:
+        """Apply a view's schema policy; it holds after a restart until the next view."""
+        with self.state.lock:
+            if policy != self.state.schema_policy:
+                self.state.schema_policy = policy
+                self.state.store.set(self._policy_key, policy)
+
+    def check_columns(self, schema: Schema, declared: SchemaPolicy, *, redeclare: bool) -> None:
+        """Check columns that a publisher declares; the Export's own policy comes first.
+
+        Raises:
+            SchemaIncompatibleError: see `check_columns`.
+        """
+        known = self._view_limits is not None and not redeclare
+        check_columns(self.state, schema, self.state.schema_policy if known else declared)
 
     def _save_limits(self, limits: RetentionLimits) -> None:
         """Store a view's limits; they apply after a restart until the next view."""
@@ -230,6 +261,9 @@ class AgentExport:
                         "rows": s.rows,
                         "sealed": s.sealed,
                         "schema": state.streams[s.id].ddl if s.id in state.streams else None,
+                        "schemaVersions": (
+                            list_versions(state.streams[s.id]) if s.id in state.streams else []
+                        ),
                     }
                     for s in ledger.streams.values()
                 },

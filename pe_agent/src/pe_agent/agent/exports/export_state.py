@@ -25,6 +25,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.publisher import Publisher
 from streambroker_core.model import Durability
+from streambroker_core.model.schema import SchemaPolicy
 
 SEGMENT_BYTES = 64 << 20
 _SAVE_PUBLISHER = "INSERT OR REPLACE INTO publishers VALUES (?, ?)"
@@ -73,6 +74,7 @@ class ExportState:
         self.key = key
         self.storage = storage
         self.durability: Durability = "local"
+        self.schema_policy: SchemaPolicy = "backward"
         self.in_flight: tuple[str | None, str | None] | None = None
         """Query and run of the publisher while an epoch is synced; no other is admitted."""
         self.store = store

@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from pe_agent.agent.exports.batch_reads import SchemaMismatchError
 from pe_agent.agent.exports.export import AgentExport
+from pe_agent.agent.exports.status import list_versions
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.row_filter import compile_cached, schema_mismatch
+from pe_agent.agent.exports.stream.schema_versions import adapt
 from pe_agent.log.errors import AddressGone
 from streambroker_core.model.schema import parse_ddl, to_items
 from streambroker_core.wire.agent_rpc.job import ExportPeek
@@ -26,6 +28,8 @@ MAX_BYTES = 680_000
 """Maximum size of the rows; in base64 they still fit into a message of 1 MiB."""
 SCAN_SECONDS = 2.0
 """After this time no further block is read."""
+MAX_VERSIONS = 20
+"""Latest versions of the columns that are listed."""
 _SAFE_INTEGER = 2**53
 """JavaScript reads larger numbers as other ones."""
 
@@ -34,7 +38,8 @@ def peek(export: AgentExport, request: ExportPeek) -> dict[str, Any]:
     """Return the last rows that pass, in the order of their publishing.
 
     ``truncated`` is true if the log may have more of them. ``position`` is what a later request
-    gives as ``after`` to get only what is published from now on.
+    gives as ``after`` to get only what is published from now on. ``schemaVersions`` lists the
+    latest versions of the stream's columns.
 
     Raises:
         SchemaMismatchError: the newest stream lacks a column, or the filter does not fit it.
@@ -58,6 +63,7 @@ def peek(export: AgentExport, request: ExportPeek) -> dict[str, Any]:
     names = list(columns) if columns else stream.schema.names
     types = {one["name"]: one["type"] for one in to_items(parse_ddl(stream.ddl))}
     answer["columns"] = [{"name": name, "type": types[name]} for name in names]
+    answer["schemaVersions"] = list_versions(stream)[-MAX_VERSIONS:]
     if request.arrow:
         schema = pa.schema([stream.schema.field(name) for name in names])
         return {**answer, "arrow": base64.b64encode(_as_stream(batches, schema)).decode()}
@@ -75,15 +81,18 @@ def _blocks(
     stream: ExportStream, epochs: list[int], filter_: str | None, columns: tuple[str, ...] | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the passing rows of each block, the newest first; removed epochs are left out."""
+    schema = stream.schema
     for epoch in epochs:
         manifest = stream.manifests.get(epoch)
-        for block in reversed(manifest.blocks) if manifest else ():
+        if manifest is None:
+            continue
+        for block in reversed(manifest.blocks):
             try:
-                batch = stream.read(block)
+                batch = adapt(stream.read(block, manifest.ddl), schema)
             except AddressGone:
                 continue
             if filter_ is not None:
-                batch = batch.filter(compile_cached(filter_, stream.schema).mask(batch))
+                batch = batch.filter(compile_cached(filter_, schema).mask(batch))
             yield batch if columns is None else batch.select(list(columns))
 
 

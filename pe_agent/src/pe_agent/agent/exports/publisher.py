@@ -21,6 +21,7 @@ from pe_agent.agent.exports.backpressure import Backpressure
 from pe_agent.agent.exports.control_sender import ControlSender
 from pe_agent.agent.exports.epoch_writer import EpochWriter
 from pe_agent.agent.exports.export_state import ExportState
+from pe_agent.agent.exports.schema_check import check_columns
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, ManifestControl, ObjectBlock, Stage
 from pe_agent.log.errors import LogError
@@ -32,6 +33,7 @@ from streambroker_core.control.tuples.epoch_control import (
 from streambroker_core.control.tuples.window_bounds import make_control_head
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.publisher import Publisher, PublisherBusy
+from streambroker_core.model.schema import parse_ddl
 
 log = logging.getLogger("pe_agent")
 
@@ -129,6 +131,7 @@ class ExportPublisher:
             log.
 
         Raises:
+            SchemaIncompatibleError: the export's schema policy does not allow the columns.
             SelfWaitError: those readers wait for this query themselves (deadlock).
             StorageMissingError: the export demands object storage, and the agent has none.
             FencedError, PublisherInUseError, BatchDiffersError: see core's ledger.publisher.
@@ -136,6 +139,7 @@ class ExportPublisher:
         self._state.check_storage()
         with self._state.lock:
             now, before = self._state.clock(), self._publisher.run
+            self._check_columns(query, run, ddl)
             flight = self._state.in_flight
             if flight is not None and flight != (query, run):
                 renewals = self._publisher.renewals
@@ -159,6 +163,14 @@ class ExportPublisher:
                     return {"waiting": waiting}
             self._admitted = (run, batch)
             return {"admitted": True, **({"direct": True} if self._is_direct() else {})}
+
+    def _check_columns(self, query: str, run: str, ddl: str) -> None:
+        newest = next(reversed(self._state.streams.values()), None)
+        if newest is None or newest.ddl == ddl:
+            return
+        if query == self._publisher.query:
+            self._publisher.check_run(run)
+        check_columns(self._state, parse_ddl(ddl), self._state.schema_policy)
 
     def stage(
         self,
@@ -215,6 +227,7 @@ class ExportPublisher:
         objects = None if begun is None else begun.objects
         if begun is None or objects is None:
             raise NotAdmittedError(f"batch {batch} of {self._key} takes no objects now.")
+        self._epochs.save_version()
         if self._run_in_bucket != run:
             # A successor that does not know the run would delete its objects.
             with self._state.lock:
@@ -229,7 +242,7 @@ class ExportPublisher:
             "url": objects.put_url(key),
             "key": key,
             "stream": begun.id,
-            "arrow": base64.b64encode(begun.schema.serialize()).decode(),
+            "arrow": base64.b64encode(begun.versions.of(ddl).schema.serialize()).decode(),
         }
 
     def _check_size(self, stream: ExportStream, batch: int, requested: int) -> None:
@@ -245,11 +258,12 @@ class ExportPublisher:
     def _begin_stage(
         self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema
     ) -> tuple[ExportStream, Stage] | None:
+        current = self._stream_for_stage(query, run, batch, ddl, schema)
+        if current is None:
+            return None
+        self._epochs.save_version()
         with self._state.lock:
-            current = self._stream_for_stage(query, run, batch, ddl, schema)
-            if current is None:
-                return None
-            return current, current.begin(query=query, run=run, batch=batch)
+            return current, current.begin(query=query, run=run, batch=batch, ddl=ddl)
 
     def _stream_for_stage(
         self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema
@@ -309,7 +323,9 @@ class ExportPublisher:
         )
         with self._state.publishing:
             self._check_objects(request)
-            return self._publish(request)
+            published = self._publish(request)
+            self._epochs.save_version()
+            return published
 
     def _check_objects(self, request: _Commit) -> None:
         """Look for the objects of a batch that is to be published.

@@ -11,7 +11,8 @@ from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream.block_reader import ReadRequest
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest
-from pe_agent.agent.exports.stream.row_filter import schema_mismatch
+from pe_agent.agent.exports.stream.row_filter import first_too_wide, schema_mismatch
+from pe_agent.transport.rows.casts import SchemaWidenedError
 from streambroker_core.ledger.epochs import holes
 from streambroker_core.ledger.losses import MissingRange, find_missing
 from streambroker_core.ledger.offset import column_names
@@ -65,25 +66,31 @@ class ReaderPlans:
         *,
         filter_: str | None,
         columns: list[str] | None,
+        schema: str | None = None,
         excluded: Collection[str] = (),
     ) -> list[Plan | Exception]:
         """Acknowledge readers' positions, pin their next epochs, and record filter and columns.
 
         They are handled in order, and their claims are stored in one transaction. Streams in
-        ``excluded`` are not planned; see :meth:`schema_mismatches`.
+        ``excluded`` are not planned; see :meth:`schema_mismatches`. Of the others, epochs with
+        types wider than in ``schema``, the readers' columns as DDL, are not planned.
 
         Returns:
             For each request the plan or an error: OvertakenError, DataLossError,
-            ReadersExceededError, RevokedError (see core's ledger); BucketError if the reader is
-            new and the object storage of a ``stored`` export is away.
+            ReadersExceededError, RevokedError (see core's ledger); SchemaWidenedError if the
+            reader's next epoch has wider types; BucketError if the reader is new and the object
+            storage of a ``stored`` export is away.
         """
         outcomes: list[Plan | Exception] = []
         with self._state.lock:
+            wide = self._find_too_wide(schema, excluded)
             # No sweep in the transaction: logs are deleted once the store has that.
             with self._state.store.transaction():
                 for request in requests:
                     try:
-                        outcomes.append(self._plan(request, filter_, columns, excluded))
+                        self._deliveries.wanted[request.reader] = schema
+                        plan = self._plan(request, filter_, columns, wide)
+                        outcomes.append(self._check_width(plan, wide))
                     except Exception as error:
                         outcomes.append(error)
                 self._forget_evicted()
@@ -93,6 +100,30 @@ class ReaderPlans:
         if any(plan.finished for plan in plans):
             self._state.notify()
         return self._store_new_readers(requests, outcomes)
+
+    def _find_too_wide(
+        self, schema: str | None, excluded: Collection[str]
+    ) -> dict[str, tuple[int, str]]:
+        """Return the epoch before which readers stop, by stream, and why."""
+        wide = {s.id: first_too_wide(s, schema) for s in self._state.streams.values()}
+        found = {stream: stop for stream, stop in wide.items() if stop is not None}
+        return found | dict.fromkeys(excluded, (0, ""))
+
+    def _check_width(
+        self, plan: Plan, wide: Mapping[str, tuple[int, str]]
+    ) -> Plan | SchemaWidenedError:
+        """Return the plan, or an error if it is empty because the next epoch is too wide."""
+        if any(p.from_ < p.next for p in plan.planned):
+            return plan
+        for planned in plan.planned:
+            stop, why = wide.get(planned.stream, (0, ""))
+            if why and planned.from_ >= stop:
+                return SchemaWidenedError(
+                    f"stream {planned.stream} of export {self._state.key}: {why}. All earlier rows"
+                    " are read. Start the query again with the wider type in schema=, and the same"
+                    " checkpoint; operators and sinks have to take the wider type too."
+                )
+        return plan
 
     def _store_new_readers(
         self, requests: Sequence[PlanRequest], outcomes: list[Plan | Exception]
@@ -115,14 +146,15 @@ class ReaderPlans:
         request: PlanRequest,
         filter_: str | None,
         columns: list[str] | None,
-        excluded: Collection[str],
+        stops: Mapping[str, tuple[int, str]],
     ) -> Plan:
         self._ledger.planner.check_call(request)
         now, before = self._state.clock(), _planned_ranges(self._ledger.readers.get(request.reader))
         self._finish_plan(request)
-        if excluded:
+        if stops:
             limit = self._state.heads() if request.limit is None else request.limit
-            request = replace(request, limit={s: n for s, n in limit.items() if s not in excluded})
+            limit = {s: min(n, stops[s][0]) if s in stops else n for s, n in limit.items()}
+            request = replace(request, limit=limit)
         plan = self._ledger.planner.plan(request, now)
         if plan.routed:
             self._deliveries.begin_plan(request.reader, filter_, columns, plan.planned)

@@ -20,7 +20,9 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.planner import MAX_READERS
 from streambroker_core.ledger.retention import BlockingReader, RetentionLimits
 from streambroker_core.model import Archive, Buffer, Export, PeKey, PortKey, port_of
-from streambroker_core.wire.broker.view import ExportPort, View
+from streambroker_core.model.schema import from_items
+from streambroker_core.wire.agent_rpc.job import Declare
+from streambroker_core.wire.broker.view import SCHEMA_POLICIES, ExportPort, View
 from streambroker_core.wire.manifests import ports as manifest
 
 log = logging.getLogger("pe_agent")
@@ -110,11 +112,24 @@ class ExportRegistry:
             declared = manifest.read_spec("Export", spec, key=PortKey.parse(export.key))
             if isinstance(declared, Export):
                 limits = _to_limits(declared.buffer, declared.archive)
-                export.declare(limits, declared.durability)
+                export.declare(limits, declared.durability, declared.schema_policy)
         except StreambrokerError as error:
             log.warning(
                 "cannot read the declared buffer limits of export %s: %s", export.key, error
             )
+
+    def check_declared(self, key: str, request: Declare) -> None:
+        """Check the columns of a declaration against those published last.
+
+        Raises:
+            SchemaIncompatibleError: the export's schema policy does not allow them.
+        """
+        if request.schema is None or key not in self._exports:
+            return
+        policy = SCHEMA_POLICIES.get((request.spec or {}).get("schemaPolicy", ""), "backward")
+        self._exports[key].check_columns(
+            from_items(request.schema), policy, redeclare=request.redeclare
+        )
 
     def _declaration(self, key: str) -> dict[str, Any]:
         return self._declarations.by_name.get(f"export/{port_of(key)}", {})
@@ -164,6 +179,7 @@ class ExportRegistry:
             exported.withdraw(declared=bool(declared.get("spec")) and not declared["told"])
             return
         exported.set_durability(export.durability)
+        exported.set_schema_policy(export.schema_policy)
         exported.set_limits(_to_limits(export.buffer, export.archive))
         policies = {str(r.import_): r.policy for r in export.routes}
         exported.set_routes(policies, export.revoked)

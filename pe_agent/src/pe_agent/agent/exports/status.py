@@ -7,8 +7,10 @@ from typing import Any
 
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream.delivery_counts import ReaderDelivery
+from pe_agent.agent.exports.stream.export_stream import ExportStream
 from streambroker_core.ledger.epochs import Stream
 from streambroker_core.ledger.retention import Reader
+from streambroker_core.model.schema import parse_ddl, to_items
 
 
 def list_damaged_segments(export: ExportState) -> list[str]:
@@ -95,3 +97,16 @@ def storage_metrics(state: ExportState) -> dict[str, Any] | None:
         "error": next((one.error for one in uploads if one.error), state.storage.error),
         "superseded": any(one.is_superseded for one in uploads),
     }
+
+
+def list_versions(stream: ExportStream) -> list[dict[str, Any]]:
+    """Return the versions of a stream's columns, the oldest first, with the time of each."""
+    return [
+        {
+            "version": v.number,
+            "firstEpoch": v.first_epoch,
+            "since": format_time(v.opened) if v.opened else None,
+            "columns": to_items(parse_ddl(v.ddl)),
+        }
+        for v in stream.versions.all
+    ]

@@ -72,7 +72,7 @@ class PlanRequests:
         """Request a plan; None if the exporter is away or refuses: its positions then stay.
 
         Raises:
-            AgentRefusedError: ``DataLoss``.
+            AgentRefusedError: ``DataLoss``, ``SchemaWidened``.
         """
         reader, start = batch.reader, batch.start
         export, location = str(route.export), str(route.location)
@@ -93,7 +93,7 @@ class PlanRequests:
             reader.silent.add(export)
             return None
         except AgentRefusedError as error:
-            if error.code == "DataLoss":
+            if error.code in ("DataLoss", "SchemaWidened"):
                 raise
             _note_refusal(reader, export, str(error))
             return None

@@ -201,17 +201,18 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             schema = self._reader.schema_for(stream, read)
         except Exception as error:
             raise self._to_flight_error(error, "get") from None
-        return flight.GeneratorStream(schema, self._send(self._reader.read_batches(export, later)))
+        blocks = self._send(self._reader.read_batches(export, later, schema))
+        return flight.GeneratorStream(self._reader.sent_schema(schema, read), blocks)
 
     def _find_objects(self, request: PeerObjects) -> ObjectRanges:
         """Return where a task reads its blocks itself."""
         read = _parse_ticket(request.ticket)
         export = self._agent.resolve_ticket(request.ticket, read)
         later = replace(read, pieces=_skip_blocks(read.pieces, request.skip))
-        ranges = self._reader.find_objects(export, later)
-        if ranges is None:
+        found = self._reader.find_objects(export, later)
+        if found is None:
             return ObjectRanges()
-        schema = export.streams[read.stream].schema
+        ranges, schema = found
         return ObjectRanges(ranges=ranges, arrow=base64.b64encode(schema.serialize()).decode())
 
     def _send(self, blocks: Iterable[SentBlock]) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:

@@ -112,6 +112,7 @@ class PlanService:
                 ],
                 filter_=request.filter,
                 columns=request.columns,
+                schema=request.schema,
                 excluded=mismatches,
             )
         except Exception as error:

@@ -25,6 +25,8 @@ from streambroker_core.errors import StreambrokerError
 T = TypeVar("T")
 
 FORMAT = 1
+EVOLVED_FORMAT = 2
+"""Format of a store with a stream of several schemas, which release 0.1.0 would misread."""
 
 GROWING, SEALED, FORGOTTEN, REMOVED = range(4)
 """States of a stream (column ``sealed``). A removed stream has no log any more; it is forgotten
@@ -39,6 +41,10 @@ CREATE TABLE IF NOT EXISTS streams (
     id TEXT PRIMARY KEY, export TEXT NOT NULL, ord INTEGER NOT NULL, ddl TEXT NOT NULL,
     arrow BLOB NOT NULL, sealed INTEGER NOT NULL, next INTEGER NOT NULL, rows INTEGER NOT NULL,
     query TEXT NOT NULL);
+-- columns of a stream after its first ones, which the table streams has
+CREATE TABLE IF NOT EXISTS stream_schemas (
+    stream TEXT, number INTEGER, ddl TEXT NOT NULL, arrow BLOB NOT NULL,
+    first_epoch INTEGER NOT NULL, opened REAL NOT NULL, PRIMARY KEY (stream, number));
 CREATE TABLE IF NOT EXISTS publishers (export TEXT PRIMARY KEY, state TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS readers (export TEXT, id TEXT, state TEXT NOT NULL,
     PRIMARY KEY (export, id));
@@ -85,9 +91,10 @@ class Store:
     def _open(self, path: Path) -> None:
         known = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchall()
         version = self.get("format") if known else None
-        if version is not None and version != str(FORMAT):
+        if version is not None and version not in (str(FORMAT), str(EVOLVED_FORMAT)):
             raise StoreError(
-                f"{path} was written in format {version}; this release reads format {FORMAT}."
+                f"{path} was written in format {version}; this release reads formats {FORMAT} and"
+                f" {EVOLVED_FORMAT}."
                 " Start the agent of the release that wrote it, or a newer one."
             )
         self._db.execute("PRAGMA journal_mode=WAL")

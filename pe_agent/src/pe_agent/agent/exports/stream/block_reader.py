@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, ObjectBlock
 from pe_agent.agent.exports.stream.row_filter import compile_cached
+from pe_agent.agent.exports.stream.schema_versions import adapt
 from pe_agent.log.errors import AddressGone
 from streambroker_core.control.runtime.control_rows import to_batch
 from streambroker_core.control.runtime.packing import SEQ
@@ -131,10 +132,21 @@ class BlockReader:
         self._masks = BytesCache(cache_bytes // 4)
 
     def schema_for(self, stream: ExportStream, read: ReadRequest) -> pa.Schema:
-        """Return the Arrow schema of a read."""
-        schema = stream.schema
-        if read.columns is not None:
-            schema = pa.schema([schema.field(c) for c in read.columns])
+        """Return the Arrow schema of a read, without row numbers.
+
+        It is that of the newest of its epochs; columns that came later are null.
+        """
+        manifests = (stream.manifests.get(epoch) for epoch, _, _ in read.pieces)
+        schema = stream.versions.newest_of({m.ddl for m in manifests if m is not None}).schema
+        if read.columns is None:
+            return schema
+        newest = stream.schema
+        return pa.schema(
+            [schema.field(c) if c in schema.names else newest.field(c) for c in read.columns]
+        )
+
+    def sent_schema(self, schema: pa.Schema, read: ReadRequest) -> pa.Schema:
+        """Return the Arrow schema of the batches of a read."""
         return schema.append(_SEQ_FIELD) if read.numbered and read.filter is not None else schema
 
     def read_control(self, export: Readable, read: ReadRequest) -> Iterator[SentBlock]:
@@ -152,12 +164,18 @@ class BlockReader:
             export.count_control(read.reader, (one.delivery.value for _, one in placed))
             yield to_batch(placed), {"epoch": epoch}
 
-    def read_batches(self, export: Readable, read: ReadRequest) -> Iterator[SentBlock]:
+    def read_batches(
+        self, export: Readable, read: ReadRequest, schema: pa.Schema | None = None
+    ) -> Iterator[SentBlock]:
         """Yield the passing rows and metadata of each block, also for blocks without rows.
+
+        ``schema`` is what `schema_for` returned; by default it is called here.
 
         Raises:
             NotPlannedError: an epoch is not in the reader's plan.
         """
+        if schema is None and read.stream in export.streams:
+            schema = self.schema_for(export.streams[read.stream], read)
         for epoch, first, last in read.pieces:
             manifest = _require_planned(export, read, epoch)
             count = len(manifest.blocks)
@@ -168,26 +186,32 @@ class BlockReader:
                 )
             for index in range(first, last):
                 metadata: dict[str, Any] = {"epoch": epoch}
-                batch, manifest = self._read_current(export, read, manifest, index, metadata)
+                batch, manifest = self._read_current(
+                    export, read, schema, manifest, index, metadata
+                )
                 export.count_block(read.reader, read.stream, epoch, index, batch.num_rows)
                 export.count_sent(read.reader, batch.num_rows, batch.nbytes)
                 yield batch, metadata
 
-    def find_objects(self, export: Readable, read: ReadRequest) -> list[ObjectRange] | None:
-        """Return the objects that have all blocks of an unfiltered read; None if some are not.
+    def find_objects(
+        self, export: Readable, read: ReadRequest
+    ) -> tuple[list[ObjectRange], pa.Schema] | None:
+        """Return the objects that have all blocks of an unfiltered read, and their columns.
 
-        What is found counts as sent.
+        None if some blocks are elsewhere, or have other columns. What is found counts as sent.
 
         Raises:
             NotPlannedError: an epoch is not in the reader's plan.
         """
         stream = export.streams.get(read.stream)
-        objects = None if stream is None or read.filter is not None else stream.objects
-        if objects is None:
+        if stream is None or stream.objects is None or read.filter is not None:
             return None
         ranges: list[tuple[str, int, int, list[ObjectBlock]]] = []
+        ddls = set[str]()
         for epoch, first, last in read.pieces:
-            for block in _require_planned(export, read, epoch).blocks[first:last]:
+            manifest = _require_planned(export, read, epoch)
+            ddls.add(manifest.ddl)
+            for block in manifest.blocks[first:last]:
                 if not isinstance(block, ObjectBlock):
                     return None
                 key, offset = block.key, block.offset
@@ -196,23 +220,28 @@ class BlockReader:
                     ranges[-1] = (key, epoch, offset + block.bytes, ranges[-1][3])
                 else:
                     ranges.append((key, epoch, offset + block.bytes, [block]))
+        schema = stream.versions.newest_of(ddls).schema
+        if len(ddls) > 1 or not set(read.columns or ()).issubset(schema.names):
+            return None
         for *_, blocks in ranges:
             rows, size = sum(b.rows for b in blocks), sum(b.bytes for b in blocks)
             export.count_sent(read.reader, rows, size)
-        return [
+        found = [
             ObjectRange(
-                url=objects.get_url(key),
+                url=stream.objects.get_url(key),
                 offset=blocks[0].offset,
                 epoch=epoch,
                 blocks=[(b.bytes, b.rows, b.crc) for b in blocks],
             )
             for key, epoch, _, blocks in ranges
         ]
+        return found, schema
 
     def _read_current(
         self,
         export: Readable,
         read: ReadRequest,
+        schema: pa.Schema | None,
         manifest: Manifest,
         index: int,
         metadata: dict[str, Any],
@@ -220,7 +249,8 @@ class BlockReader:
         """Return a block and its current manifest: a rewrite may have moved the block."""
         while True:
             try:
-                return self._read_block(export, read, manifest, index, metadata), manifest
+                found = self._read_block(export, read, schema, manifest, index, metadata)
+                return found, manifest
             except AddressGone:
                 before, manifest = manifest, _require_planned(export, read, manifest.epoch)
                 if manifest == before:
@@ -230,6 +260,7 @@ class BlockReader:
         self,
         export: Readable,
         read: ReadRequest,
+        schema: pa.Schema | None,
         manifest: Manifest,
         index: int,
         metadata: dict[str, Any],
@@ -238,17 +269,17 @@ class BlockReader:
         if stream is None:
             raise NotPlannedError(f"stream {read.stream} is no longer in the log of this agent.")
         block, epoch = manifest.blocks[index], manifest.epoch
-        load = cache(partial(stream.read, block))
+        load = cache(partial(stream.read, block, manifest.ddl))
         if read.latest is not None:
             metadata["latest"] = self._latest_time(stream, read.latest, (epoch, index), load)
         if read.filter is None:
-            return _project(load(), read.columns)
-        key = (stream.id, epoch, index, read.filter, read.columns, read.numbered)
+            return adapt(load(), schema)
+        key = (stream.id, epoch, index, read.filter, schema, read.numbered)
         cached = self._filtered.get(key)
         if cached is not None:
             return cached
         mask = self._compute_mask(stream, load(), read.filter, (epoch, index))
-        result = _project(load(), read.columns).filter(mask)
+        result = adapt(load(), schema).filter(mask)
         if read.numbered:
             numbers = pc.indices_nonzero(mask).cast(pa.int64())
             columns = [*result.columns, numbers]
@@ -269,7 +300,7 @@ class BlockReader:
         cached: tuple[int | None] | None = self._masks.get(key)
         if cached is None:
             batch = load()
-            times = batch.column(request.column)
+            times = adapt(batch, stream.schema).column(request.column)
             if request.filter is not None:
                 times = times.filter(self._compute_mask(stream, batch, request.filter, block))
             cached = (pc.max(times).cast(pa.timestamp("us", "UTC")).value,)
@@ -280,9 +311,9 @@ class BlockReader:
         self, stream: ExportStream, batch: pa.RecordBatch, filter_: str, block: tuple[int, int]
     ) -> pa.BooleanArray:
         """Return the mask of passing rows; predicate masks are cached for other filters."""
-        key = (stream.id, *block)
+        key, schema = (stream.id, *block), stream.schema
         atoms: dict[str, Any] = self._masks.get(key) or {}
-        mask = compile_cached(filter_, stream.schema).mask(batch, cache=atoms)
+        mask = compile_cached(filter_, schema).mask(adapt(batch, schema), cache=atoms)
         masks = list(atoms.items())
         self._masks.put(
             key, atoms, _entry_size(len(masks), sum(len(text) + m.nbytes for text, m in masks))
@@ -305,7 +336,3 @@ def _require_planned(export: Readable, read: ReadRequest, epoch: int) -> Manifes
 def _entry_size(columns: int, values: int) -> int:
     """Return the size of a cache entry in bytes; empty ones count, as there may be many."""
     return ENTRY_BYTES + columns * COLUMN_BYTES + values
-
-
-def _project(batch: pa.RecordBatch, columns: tuple[str, ...] | None) -> pa.RecordBatch:
-    return batch if columns is None else batch.select(list(columns))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pe_agent.agent.exports.stream.export_stream import ExportStream
-from pe_agent.agent.exports.stream.manifests import AnyBlock
+from pe_agent.agent.exports.stream.manifests import AnyBlock, Manifest
 from pe_agent.agent.exports.stream.row_filter import count_passing_rows
 from pe_agent.log.errors import LogError
 from streambroker_core.ledger.epochs import holes
@@ -87,6 +87,7 @@ class DeliveryCounts:
 
     Attributes:
         passed_rows: uncounted rows that passed, by reader, stream, epoch and block.
+        wanted: columns of each reader's last plan since the agent's start as DDL, None if unknown.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class DeliveryCounts:
         self._streams = streams
         self._count_rows = count_rows
         self._by_reader: dict[str, ReaderDelivery] = {}
+        self.wanted: dict[str, str | None] = {}
         self.passed_rows: dict[str, dict[str, dict[int, dict[int, int]]]] = {}
         self._sent_control: dict[str, Counter[str]] = {}
 
@@ -109,6 +111,7 @@ class DeliveryCounts:
     def forget(self, reader: str) -> None:
         """Remove an evicted reader."""
         self._by_reader.pop(reader, None)
+        self.wanted.pop(reader, None)
         self.passed_rows.pop(reader, None)
         self._sent_control.pop(reader, None)
 
@@ -201,17 +204,17 @@ class DeliveryCounts:
             return
         passed = self.passed_rows.get(reader, {}).get(stream.id, {}).get(epoch, {})
         passing = sum(
-            passed[i] if i in passed else _count_passing(stream, block, delivery.filter)
+            passed[i] if i in passed else _count_passing(stream, block, manifest, delivery.filter)
             for i, block in enumerate(manifest.blocks)
         )
         delivery.delivered += passing
         delivery.filtered += manifest.rows - passing
 
 
-def _count_passing(stream: ExportStream, block: AnyBlock, filter_: str) -> int:
+def _count_passing(stream: ExportStream, block: AnyBlock, manifest: Manifest, filter_: str) -> int:
     """Return how many rows pass; all if the block is unreadable: counts must not block readers."""
     try:
-        return count_passing_rows(stream, block, filter_)
+        return count_passing_rows(stream, block, manifest.ddl, filter_)
     except LogError as error:
         log.warning("rows of stream %s are counted as delivered: %s", stream.id, error)
         return block.rows

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from pe_agent.agent.exports.stream.compactor import Compactor
 from pe_agent.agent.exports.stream.manifests import AnyBlock, Block, Manifest, Stage
+from pe_agent.agent.exports.stream.schema_versions import SchemaVersion, SchemaVersions
 from pe_agent.agent.exports.stream.stream_index import StreamIndex
 from pe_agent.log.errors import AddressGone, ObjectCorrupt
 from pe_agent.log.frames import Address, Kind
@@ -40,6 +41,7 @@ class ExportStream:
             including those of removed epochs; so no epoch number is used twice.
         compactor: frees disk space; only the index's owner may call it.
         objects: what tasks have put into the bucket; None without object storage.
+        versions: columns of the stream, by epoch.
     """
 
     def __init__(
@@ -57,8 +59,7 @@ class ExportStream:
         self.id = id_
         self.log = log
         self.query = query
-        self.ddl = ddl
-        self.schema = schema
+        self.versions = SchemaVersions([SchemaVersion(number=1, ddl=ddl, schema=schema)])
         self.objects = objects
         self._index = StreamIndex()
         self.manifests = self._index.manifests
@@ -66,6 +67,16 @@ class ExportStream:
         self.recovered_position = (0, 0)
         self.compactor = Compactor(id_, log, self._index, segment_bytes=segment_bytes)
         self._recover()
+
+    @property
+    def ddl(self) -> str:
+        """The newest columns as Spark DDL."""
+        return self.versions.newest.ddl
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The newest columns in Arrow."""
+        return self.versions.newest.schema
 
     @property
     def staged_bytes(self) -> int:
@@ -126,9 +137,10 @@ class ExportStream:
 
     # -- writing -----------------------------------------------------------------------------
 
-    def begin(self, *, query: str, run: str, batch: int) -> Stage:
-        """Open a stage; its segments are retained from now on."""
-        stage = Stage(id=secrets.token_hex(8), stream=self.id, query=query, run=run, batch=batch)
+    def begin(self, *, query: str, run: str, batch: int, ddl: str = "") -> Stage:
+        """Open a stage for rows of these columns; its segments are retained from now on."""
+        id_ = secrets.token_hex(8)
+        stage = Stage(id=id_, stream=self.id, query=query, run=run, batch=batch, ddl=ddl)
         with self._index.lock:
             stage.last_segment = self.log.segments()[-1].number
             self._index.add_stage(stage)
@@ -157,21 +169,22 @@ class ExportStream:
         Raises:
             StageDiscardedError: its batch was published, aborted or replaced in the meantime.
         """
-        if batch.schema != self.schema:
-            batch = self._cast_batch(batch)
+        schema = self.versions.of(stage.ddl).schema
+        if batch.schema != schema:
+            batch = self._cast_batch(batch, schema)
         payload = batch.serialize()
         stage.crc = zlib.crc32(payload, stage.crc)
         meta = json.dumps({"s": stage.id, "n": batch.num_rows}).encode()
         address = self.log.append(Kind.STAGE_DATA, meta, payload)
         self._index.add_frame(stage, address, Block(address, batch.num_rows))
 
-    def _cast_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _cast_batch(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         try:
-            return batch.cast(self.schema)
+            return batch.cast(schema)
         except (pa.ArrowException, ValueError, KeyError) as error:
             raise RowsDifferError(
                 f"rows of columns ({_describe_columns(batch.schema)}) arrived for stream"
-                f" {self.id}, which has ({_describe_columns(self.schema)}): {error}. Nothing of"
+                f" {self.id}, which has ({_describe_columns(schema)}): {error}. Nothing of"
                 " the stage is kept."
             ) from error
 
@@ -205,8 +218,10 @@ class ExportStream:
 
     # -- reading and removing ----------------------------------------------------------------
 
-    def read(self, block: AnyBlock) -> pa.RecordBatch:
+    def read(self, block: AnyBlock, ddl: str) -> pa.RecordBatch:
         """Read one block from the log or the bucket, and verify its checksum.
+
+        ``ddl`` has the columns of its epoch, and so of the result.
 
         Raises:
             LogCorrupt: the block is damaged, or its object is missing.
@@ -224,7 +239,8 @@ class ExportStream:
             )
         else:
             payload = self.objects.read(block.key, block.offset, block.bytes, block.crc)
-        return pa.ipc.read_record_batch(pa.py_buffer(payload), self.schema)
+        schema = self.versions.of(ddl).schema
+        return pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
 
     def read_control(self, epoch: int) -> list[IndexedControl]:
         """Read the control tuples of an epoch from the log; empty if there are none.

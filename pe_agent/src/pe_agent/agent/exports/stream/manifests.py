@@ -86,6 +86,7 @@ class Stage:
         bytes: its size in the log, including the stage end.
         last_segment: segment of its last frame; while it grows, later segments are retained.
         end_address: address of its stage-end frame, None before.
+        ddl: columns of its rows; empty after a restart, when nothing can be added.
     """
 
     id: str
@@ -100,6 +101,7 @@ class Stage:
     complete: bool = False
     last_segment: int = 0
     end_address: Address | None = None
+    ddl: str = ""
 
     def addresses(self) -> list[Address]:
         """Return the addresses of all its frames."""

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import AnyBlock
+from pe_agent.agent.exports.stream.schema_versions import adapt
 from pe_agent.filters import CompiledFilter, compile_filter
 from streambroker_core.errors import ExpressionError
 from streambroker_core.expression import parse
@@ -20,14 +21,21 @@ def compile_cached(filter_: str, schema: pa.Schema) -> CompiledFilter:
     return compile_filter(parse(filter_, "filter"), schema)
 
 
-def count_passing_rows(stream: ExportStream, block: AnyBlock, filter_: str) -> int:
-    """Return how many rows of a block pass a filter."""
-    return int(compile_cached(filter_, stream.schema).mask(stream.read(block)).true_count)
+def count_passing_rows(stream: ExportStream, block: AnyBlock, ddl: str, filter_: str) -> int:
+    """Return how many rows of a block pass a filter; ``ddl`` has the columns of its epoch."""
+    schema = stream.schema
+    rows = adapt(stream.read(block, ddl), schema)
+    return int(compile_cached(filter_, schema).mask(rows).true_count)
 
 
 @lru_cache(maxsize=1024)
 def _coverage_gap(ddl: str, schema: str) -> str | None:
     return find_missing_column(parse_ddl(ddl), parse_ddl(schema))
+
+
+def first_too_wide(stream: ExportStream, schema: str | None) -> tuple[int, str] | None:
+    """Return the first epoch with wider types than those of ``schema``, and why; None if none."""
+    return None if schema is None else stream.versions.find_unreadable(parse_ddl(schema))
 
 
 def schema_mismatch(
