@@ -67,7 +67,7 @@ PAGES := docs/build.py docs/rest_reference.py operator/src/streambroker_operator
 .PHONY: docs
 docs: $(SITE) ## build the documentation site in .site/html, strictly: 10 seconds
 $(SITE): .venv-docs/.ready $(PAGE) $(PAGES)
-	$(DOCS) docs/build.py
+	$(DOCS) docs/build.py || { rm -f $@; exit 1; }
 
 .PHONY: docs-serve
 docs-serve: .venv-docs/.ready $(PAGE) ## serve the documentation site on http://127.0.0.1:8000

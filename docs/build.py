@@ -1,8 +1,9 @@
 """Assemble the pages of the documentation site and build it: ``python docs/build.py [--serve]``.
 
 The site has the Markdown of ``docs/`` and the pages in `PAGES` from other folders. A link to a file
-that is no page of the site loses its target and keeps its text. The programs that the page of an
-example or a tutorial links to are shown at its end. The result is in ``.site/html``.
+that is no page of the site loses its target and keeps its text. The files that the page of an
+example or a tutorial links to are shown at its end, where the links lead. The result is in
+``.site/html``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ PAGES = {
     "examples/README.md": "examples/index.md",
 }
 """Pages of other folders, by path; READMEs of the examples are pages, too."""
+_LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".csv": "text"}
+"""Languages of the files that are shown, by suffix."""
 _SELECTOR = "extra: {version: {provider: mike}}\n"
 """Shows the list of versions in the folder above the site."""
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
@@ -61,6 +64,7 @@ def resolve(page: PurePosixPath, target: str) -> PurePosixPath:
 
 def rewrite(text: str, page: PurePosixPath, pages: dict[PurePosixPath, PurePosixPath]) -> str:
     """Return a page with its links as they are in the site."""
+    shown = shown_files(text, page)
 
     def link(found: re.Match[str]) -> str:
         mark, label, target = found.groups()
@@ -72,6 +76,8 @@ def rewrite(text: str, page: PurePosixPath, pages: dict[PurePosixPath, PurePosix
             place = PurePosixPath(repository_path).relative_to("docs")
         elif repository_path in pages:
             place = pages[repository_path]
+        elif repository_path in shown:
+            return f"[{label}](#{anchor_of(repository_path)})"
         else:
             return label
         up = "../" * (len(pages[page].parts) - 1)
@@ -86,18 +92,36 @@ def rewrite(text: str, page: PurePosixPath, pages: dict[PurePosixPath, PurePosix
     )
 
 
-def programs_of(text: str, page: PurePosixPath) -> str:
-    """Return a section with the programs that the page of an example or a tutorial links to."""
+def shown_files(text: str, page: PurePosixPath) -> list[PurePosixPath]:
+    """Return the files that the page of an example or a tutorial links to, and shows at its end."""
     if page.parts[0] != "examples" and page.parts[:2] != ("docs", "tutorials"):
-        return ""
+        return []
     targets = dict.fromkeys(target for _, _, target in _LINK.findall(text))
-    programs = [ROOT / resolve(page, target) for target in targets if target.endswith(".py")]
-    if not programs:
+    paths = [resolve(page, target) for target in targets if "://" not in target]
+    return [path for path in paths if path.suffix in _LANGUAGES and path.parts[0] == "examples"]
+
+
+def name_of(file: PurePosixPath) -> str:
+    """Return the name of a file in its example."""
+    return "/".join(file.parts[2:]) or file.name
+
+
+def anchor_of(file: PurePosixPath) -> str:
+    """Return the anchor of a file that a page shows."""
+    return "file-" + re.sub(r"[^a-z0-9]+", "-", name_of(file).lower())
+
+
+def files_of(text: str, page: PurePosixPath) -> str:
+    """Return the section with the files that a page shows, under their names in its example."""
+    files = shown_files(text, page)
+    if not files:
         return ""
     parts = [
-        f"### {path.name}\n\n```python\n{path.read_text().rstrip()}\n```\n" for path in programs
+        f"### {name_of(path)} {{ #{anchor_of(path)} }}\n\n"
+        f"```{_LANGUAGES[path.suffix]}\n{(ROOT / path).read_text().rstrip()}\n```\n"
+        for path in files
     ]
-    return "\n".join(["\n## Programs\n", *parts])
+    return "\n".join(["\n## Files\n", *parts])
 
 
 def write_python_reference(folder: Path) -> None:
@@ -127,7 +151,7 @@ def assemble() -> None:
         written = target / place
         written.parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / path).read_text()
-        written.write_text(rewrite(text, path, pages) + programs_of(text, path))
+        written.write_text(rewrite(text, path, pages) + files_of(text, path))
     shutil.copytree(ROOT / "docs/images", target / "images")
     (target / "assets").mkdir()
     shutil.copy(MERMAID, target / "assets")

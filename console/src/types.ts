@@ -1,6 +1,6 @@
 /** What the broker answers; see docs/rest.md. */
 
-export type State = "waits" | "away" | "flows" | "idle" | "ended" | "stale" | "unknown";
+export type State = "waits" | "stalled" | "away" | "flows" | "idle" | "ended" | "stale" | "unknown";
 
 export interface Info {
   readOnly: boolean;
@@ -96,6 +96,7 @@ export interface TopRoute {
   lagRows: number | null;
   lagSeconds: number | null;
   lagEpochs: number | null;
+  stalledSeconds?: number | null;
   congestion: number | null;
   waiting: boolean;
   alive: boolean;

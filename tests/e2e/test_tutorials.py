@@ -110,6 +110,16 @@ def test_the_code_and_the_files_of_a_tutorial_are_those_of_its_example(name: str
     assert [block for block in blocks if not any(block in file for file in files)] == []
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_a_tutorial_has_each_file_that_its_reader_needs(name: str) -> None:
+    page = (ROOT / f"docs/tutorials/{name}.md").read_text()
+    folder = f"examples/{PAGES[name]}"
+    files = [file for file in (ROOT / folder).rglob("*.*") if "__pycache__" not in file.parts]
+    names = [str(file.relative_to(ROOT / folder)) for file in files]
+    assert names
+    assert [one for one in names if f"[{one}](../../{folder}/{one})" not in page] == []
+
+
 @pytest.mark.slow
 def test_two_jobs_reroute_a_stream_and_the_importer_loses_no_row(tmp_path: Path) -> None:
     command = [str(BIN / "streambroker"), "up", "--port", "0", "--db", str(tmp_path / "broker.db")]

@@ -20,7 +20,7 @@ interface Colours {
   state: Record<State, string>;
 }
 
-const STATES: State[] = ["waits", "away", "flows", "idle", "ended", "stale", "unknown"];
+const STATES: State[] = ["waits", "stalled", "away", "flows", "idle", "ended", "stale", "unknown"];
 
 function readColours(): Colours {
   const style = getComputedStyle(document.documentElement);

@@ -1,6 +1,6 @@
 import type { Graph, GraphEdge, GraphNode, State } from "../types";
 
-const IMPORTANCE: State[] = ["waits", "away", "flows", "idle", "ended", "stale", "unknown"];
+const IMPORTANCE: State[] = ["waits", "stalled", "away", "flows", "idle", "ended", "stale", "unknown"];
 
 export function foremost(a: State | null, b: State | null): State | null {
   if (!a || !b) return a ?? b;

@@ -7,6 +7,7 @@ import type { State } from "../types";
 const GLYPHS: Record<State, string> = {
   flows: "▶",
   waits: "■",
+  stalled: "‖",
   away: "◌",
   idle: "●",
   ended: "✓",
@@ -16,6 +17,7 @@ const GLYPHS: Record<State, string> = {
 const MEANINGS: Record<State, string> = {
   flows: "Rows flow.",
   waits: "The exporter waits for a reader.",
+  stalled: "A query reads, but has finished nothing for 90 seconds although rows wait.",
   away: "The reader is away.",
   idle: "There are no new rows.",
   ended: "The export has ended.",

@@ -24,6 +24,7 @@ function stateOf(route: TopRoute): State {
   if (route.age === null) return "unknown";
   if (route.readToEnd) return "ended";
   if (!route.alive) return "away";
+  if ((route.stalledSeconds ?? 0) >= 90 && !route.bytesPerSecond) return "stalled";
   return route.rowsPerSecond || route.lagEpochs ? "flows" : "idle";
 }
 

@@ -176,7 +176,7 @@ function Icon({ path }: { path: string }) {
   );
 }
 
-const LEGEND = ["flows", "waits", "away", "idle", "unknown"] as const;
+const LEGEND = ["flows", "waits", "stalled", "away", "idle", "unknown"] as const;
 
 function Legend() {
   return (

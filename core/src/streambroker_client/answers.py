@@ -138,7 +138,7 @@ class RouteMetrics(Status):
 
     @property
     def state(self) -> str:
-        """``waits``, ``away``, ``flows``, ``idle``, ``ended``, ``stale`` or ``unknown``."""
+        """State in a word: one of `streambroker_core.wire.reports.route_states.STATE_ORDER`."""
         return route_state(self)
 
 

@@ -96,5 +96,6 @@ def not_declared(what: str) -> RequestError:
         409,
         "NotDeclared",
         f"{what} was declared through the broker alone: there is no declaration to restore."
-        " Apply its earlier values.",
+        " Apply its earlier manifest with `streambroker apply -f FILE`. The broker's page and"
+        " `GET /history` show its last changes since the broker started.",
     )

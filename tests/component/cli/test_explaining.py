@@ -146,6 +146,7 @@ async def test_whatif_shows_routes_with_their_signs_and_ends_with_3_if_some_woul
     assert out.splitlines() == [
         "  + default/feed/0/trades -> default/audit/1/quotes",
         "  - default/feed/0/trades -> default/alerts/0/trades: SubscriptionFalse",
+        "  ~ export default/feed/0/trades: properties.kind trade => quote",
         "routes: 1 added, 1 cut, 0 kept, 0 changed; nothing was applied",
     ]
     assert [route["import"] for route in routes] == ["default/alerts/0/trades"]
@@ -179,6 +180,25 @@ async def test_whatif_says_how_a_route_would_change(cli: Cli) -> None:
     assert out.splitlines()[0] == (
         "  ~ default/feed/0/trades -> default/alerts/0/trades: filter price > 10.0 => price > 20.0"
     )
+
+
+async def test_whatif_and_apply_show_another_buffer_though_no_route_changes(cli: Cli) -> None:
+    larger = DOCUMENTS.replace("  port: trades\n", "  port: trades\n  buffer: {maxBytes: 2Gi}\n", 1)
+    cli.file.write_text(larger)
+    _, forecast, _ = await cli("whatif", "-f", str(cli.file))
+    _, document, _ = await cli("whatif", "-f", str(cli.file), "-o", "json")
+    _, applied, _ = await cli("apply", "-f", str(cli.file))
+
+    line = "  ~ export default/feed/0/trades: buffer.maxBytes 1Gi => 2Gi"
+    assert forecast.splitlines()[0] == line
+    assert line in applied.splitlines()
+    assert json.loads(document)["edited"] == [
+        {
+            "kind": "Export",
+            "port": "default/feed/0/trades",
+            "fields": {"buffer.maxBytes": {"was": "1Gi", "now": "2Gi"}},
+        }
+    ]
 
 
 async def test_whatif_takes_deletions_and_delete_has_a_dry_run(cli: Cli) -> None:

@@ -107,3 +107,37 @@ async def test_what_is_not_there_is_said(cli: Cli) -> None:
 
     assert code == 1
     assert "UnknownRule" in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("get", "patterns"),
+        ("get", "patterns", "alerts"),
+        ("get", "PatternProcessor/dear"),
+        ("describe", "rule/alerts/dear"),
+        ("delete", "pattern", "alerts/dear"),
+    ],
+)
+async def test_a_command_for_ports_names_the_command_for_rules(
+    cli: Cli, words: tuple[str, ...]
+) -> None:
+    code, _, error = await cli(*words)
+
+    assert code in (1, 2)
+    assert "a command of their own, `streambroker patterns`: `list JOB`" in error
+
+
+@pytest.mark.parametrize("command", ["apply", "whatif", "delete"])
+async def test_a_rule_in_a_file_of_ports_is_refused_with_its_command(
+    cli: Cli, command: str
+) -> None:
+    file = cli.file.with_name("rules.yaml")
+    file.write_text(RULES)
+
+    code, _, error = await cli(command, "-f", str(file))
+
+    assert code == 1
+    for number in (1, 2):
+        assert f"document {number} is a pattern rule, not an Export or Import" in error
+    assert "`streambroker patterns put JOB -f FILE` takes it" in error

@@ -141,7 +141,7 @@ async def test_the_figures_of_a_route_are_those_of_its_slowest_reader(cli: Cli) 
 
 async def test_what_is_counted_is_added_up_and_what_lags_is_that_of_the_slowest(cli: Cli) -> None:
     counted = ("filtered", "lostRows", "duplicateRows", "blockedSeconds", "releasedPlans")
-    behind = ("lagRows", "lagSeconds", "congestion")
+    behind = ("lagRows", "lagSeconds", "stalledSeconds", "congestion")
     await report(
         cli.rest,
         reader(**dict.fromkeys((*counted, *behind), 3)),
@@ -151,7 +151,7 @@ async def test_what_is_counted_is_added_up_and_what_lags_is_that_of_the_slowest(
 
     shown = ("filteredRows", *counted[1:])
     assert [route[name] for name in shown] == [7] * 5
-    assert [route[name] for name in behind] == [4] * 3
+    assert [route[name] for name in behind] == [4] * 4
 
 
 async def test_since_when_an_exporter_waits_is_shown_for_those_it_waits_for(cli: Cli) -> None:
@@ -171,6 +171,7 @@ async def test_since_when_an_exporter_waits_is_shown_for_those_it_waits_for(cli:
         ([{"lagEpochs": 2}], {"ended": True}, True, False, "flows"),
         ([{}], {"ended": True}, True, True, "ended"),
         ([{"alive": False}], {"ended": True}, True, True, "ended"),
+        ([{"lagEpochs": 2, "stalledSeconds": 90}], {}, None, None, "stalled"),
         ([{}, {"reader": "r2", "lagEpochs": 1}], {"ended": True}, True, False, "flows"),
         ([{"alive": False, "lagEpochs": 1}], {"ended": True}, True, False, "away"),
         ([], {"ended": True}, True, False, "away"),

@@ -14,7 +14,8 @@ async def test_a_file_declares_all_that_is_in_it(pair: Rest, path: str) -> None:
     before = await pair("GET", path)
     answer = await pair("POST", path + "/release")
     assert (answer.status, answer.code) == (409, "NotDeclared")
-    assert "Apply its earlier values" in answer.body["detail"]
+    assert "`streambroker apply -f FILE`. The broker's page" in answer.body["detail"]
+    assert "`GET /history` show its last changes" in answer.body["detail"]
     assert (await pair("GET", path)).body == before.body
 
 

@@ -34,9 +34,9 @@ spec: {job: alerts, port: trades, subscription: 'kind == "trade"', filter: price
 """
 """One Export, one Import, and the route between them."""
 _UNKNOWN = """
-rowsPerSecond bytesPerSecond lagEpochs lagRows lagBytes lagSeconds congestion waitingSince ended
-readToEnd filteredRows droppedRows lostRows duplicateRows blockedSeconds releasedPlans storage
-age
+rowsPerSecond bytesPerSecond lagEpochs lagRows lagBytes lagSeconds stalledSeconds congestion
+waitingSince ended readToEnd filteredRows droppedRows lostRows duplicateRows blockedSeconds
+releasedPlans storage age
 """
 ROUTE = {
     "export": "default/feed/0/trades",

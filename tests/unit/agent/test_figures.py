@@ -55,6 +55,27 @@ def test_lag_is_reported_in_epochs_rows_bytes_and_seconds(made: Bench) -> None:
     assert (figures["lag"], figures["lagRows"], figures["lagSeconds"]) == ([0, 0], 0, 0.0)
 
 
+def test_a_reader_that_finishes_no_epoch_although_some_wait_is_stalled_for_that_time(
+    made: Bench,
+) -> None:
+    made.route("wait")
+    made.plan(lease=200)
+    made.now += 100
+    assert reader(made)["stalledSeconds"] == 0.0
+    made.publish(0, rows(0, 1))
+    made.publish(1, rows(0, 1))
+    made.now += 7
+    assert reader(made)["stalledSeconds"] == 7.0
+    made.plan(budget=1, lease=200)
+    made.now += 3
+    assert reader(made)["stalledSeconds"] == 10.0
+    made.plan({made.stream: 1}, lease=200)
+    made.now += 5
+    assert reader(made)["stalledSeconds"] == 5.0
+    made.now += 200
+    assert reader(made)["stalledSeconds"] == 0.0
+
+
 def test_congestion_is_the_share_of_the_log_that_a_reader_has_to_read(made: Bench) -> None:
     made.route("wait")
     made.publish(0, rows(0, 50))

@@ -59,6 +59,7 @@ def test_a_report_has_totals_and_what_each_reader_has_still_to_read(made: Bench)
     assert (reader["lagRows"], reader["congestion"], reader["blockedSeconds"]) == (11, 0, 0)
     assert (reader["sentRows"], reader["sentBytes"], reader["releasedPlans"]) == (0, 0, 0)
     assert (reader["lostEpochs"], reader["lostRows"], reader["duplicateRows"]) == (0, 0, 0)
+    assert reader["stalledSeconds"] == 0
     assert reader["plannedSince"] == "1970-01-01T00:16:40Z"
     assert (export["waitingSince"], export["gaps"], export["damaged"]) == (None, 0, [])
 

@@ -302,6 +302,7 @@ def test_a_forecast_is_reported_line_by_line() -> None:
         "  - default/old/0/trades -> default/audit/0/trades: ExportRemoved",
         "  ~ default/feed/0/trades -> default/alerts/0/trades: filter None => price > 1.0, "
         "policy wait => drop",
+        '  ~ import default/audit/0/trades: subscription kind == "trade" => kind == "quote"',
         "  ! import default/lost/0/trades: SubscriptionInvalid: Invalid subscription at line 1, "
         "column 8: found the end of the text, expected a name or a value.",
         "  ! delete import default/nobody/0/here: UnknownPort: There is no Import at "
@@ -309,6 +310,43 @@ def test_a_forecast_is_reported_line_by_line() -> None:
         "  ! delete import default/alerts/0/trades: PortTaken: Import default/alerts/0/trades is "
         "'alerts-0-trades', not 'another'.",
         "routes: 1 added, 3 cut, 0 kept, 1 changed",
+    ]
+
+
+def test_other_values_of_a_resource_are_reported_also_if_no_route_changes() -> None:
+    board = board_of(export_of(), import_of(filter="price > 1.0"))
+    buffer = {"maxBytes": "2Gi", "waitLimit": "5m"}
+    found = forecast(
+        board.reader,
+        proposed(
+            export_of(buffer=buffer, congestionPolicy="drop"),
+            import_of(subscription=f'kind\n==\n"{70 * "x"}"'),
+        ),
+    )
+    no_route = forecast(board_of(export_of()).reader, proposed(export_of(congestionPolicy="drop")))
+
+    lines = render_forecast(found).splitlines()
+    assert lines[1:] == [
+        "  ~ export default/feed/0/trades: congestionPolicy wait => drop, "
+        "buffer.maxBytes 1Gi => 2Gi, buffer.waitLimit None => 5m",
+        '  ~ import default/alerts/0/trades: subscription kind == "trade" => '
+        f'kind == "{50 * "x"}…, filter price > 1.0 => None',
+        "routes: 0 added, 1 cut, 0 kept, 0 changed",
+    ]
+    assert render_forecast(no_route).splitlines()[0] == (
+        "  ~ export default/feed/0/trades: congestionPolicy wait => drop"
+    )
+
+
+def test_a_policy_that_the_line_of_a_route_has_is_not_repeated() -> None:
+    board = board_of(export_of(), import_of())
+    found = forecast(
+        board.reader, proposed(export_of(buffer={"grace": "1h"}, congestionPolicy="drop"))
+    )
+
+    assert render_forecast(found).splitlines()[:2] == [
+        "  ~ default/feed/0/trades -> default/alerts/0/trades: policy wait => drop",
+        "  ~ export default/feed/0/trades: buffer.grace 10m => 1h",
     ]
 
 

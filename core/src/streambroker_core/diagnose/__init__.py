@@ -12,6 +12,7 @@ from streambroker_core.diagnose.explain_port import (
     take_snapshot,
 )
 from streambroker_core.diagnose.forecast import (
+    EditedResource,
     Forecast,
     Proposal,
     ProposalProblem,
@@ -38,6 +39,7 @@ __all__ = [
     "BoardOverlay",
     "BoardSnapshot",
     "CutRoute",
+    "EditedResource",
     "Forecast",
     "LintFinding",
     "OfferedProperties",

@@ -6,7 +6,7 @@ Then the routes of all affected resources are compared before and after. Others 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -29,6 +29,8 @@ from streambroker_core.model import (
     route_order,
 )
 from streambroker_core.model.schema_changes import compare_schemas
+from streambroker_core.wire.encoding.canonical import JsonObject, JsonValue
+from streambroker_core.wire.manifests.ports import write_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,35 @@ class ChangedRoute:
 
     route: Route
     old_route: Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditedResource:
+    """A resource that would remain, with another spec."""
+
+    resource: Resource
+    old_resource: Resource
+
+    def edits(self) -> dict[str, tuple[JsonValue, JsonValue]]:
+        """Return the old and the new value of each field that differs; None where it is absent.
+
+        Fields of objects count one by one, as in ``buffer.maxBytes``.
+        """
+        old, new = (_flatten(write_spec(one)) for one in (self.old_resource, self.resource))
+        names = dict.fromkeys([*old, *new])
+        return {
+            name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)
+        }
+
+
+def _flatten(spec: JsonObject) -> dict[str, JsonValue]:
+    fields: dict[str, JsonValue] = {}
+    for name, value in spec.items():
+        if isinstance(value, Mapping):
+            fields |= {f"{name}.{inner}": of for inner, of in value.items()}
+        else:
+            fields[name] = value
+    return fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +110,7 @@ class Forecast:
 
     Attributes:
         unchanged: number of routes of the whole board that would stay as they are.
+        edited: resources that exist and would get another spec, in order of the changes.
         problems: in order of the changes.
     """
 
@@ -86,6 +118,7 @@ class Forecast:
     cut: tuple[CutRoute, ...] = ()
     changed: tuple[ChangedRoute, ...] = ()
     unchanged: int = 0
+    edited: tuple[EditedResource, ...] = ()
     problems: tuple[ProposalProblem, ...] = ()
 
 
@@ -126,6 +159,7 @@ def forecast(
         cut=tuple(sorted(cut, key=lambda one: route_order(one.route))),
         changed=tuple(sorted(changed, key=lambda one: route_order(one.route))),
         unchanged=board.route_count - len(cut) - len(changed),
+        edited=tuple(_find_edited(overlay, put)),
         problems=tuple(sorted(problems, key=lambda problem: problem.index)),
     )
 
@@ -163,6 +197,15 @@ def _apply_proposal(
         change = f"delete {kind.lower()} {key}"
         problems.append(ProposalProblem(index=index, change=change, code=code, detail=detail))
     return problems, put
+
+
+def _find_edited(overlay: BoardOverlay, put: dict[int, Resource]) -> Iterator[EditedResource]:
+    for kind, uid in dict.fromkeys((kind_of(one), one.uid) for one in put.values()):
+        old, new = overlay.board.get(kind, uid), overlay.get(kind, uid)
+        if old is not None and new is not None:
+            edited = EditedResource(resource=new, old_resource=old)
+            if edited.edits():
+                yield edited
 
 
 def _make_problem(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from streambroker_core.diagnose.explain_pair import Pair
 from streambroker_core.diagnose.explain_port import Ranking
 from streambroker_core.diagnose.forecast import ChangedRoute, Forecast
 from streambroker_core.diagnose.lint import LintFinding
 from streambroker_core.diagnose.predicate_text import count_text
-from streambroker_core.model import Import, Resource, Route
+from streambroker_core.model import Import, Resource, Route, kind_of
+from streambroker_core.wire.encoding.canonical import canonical
 
+MAX_VALUE = 60
+"""Maximum length of a value in the line of a resource."""
+_SHOWN_BY_ROUTES = ("filter", "congestionPolicy", "onCongestion")
 _VALUES = {True: "true", False: "false", None: "unknown"}
 
 
@@ -50,10 +54,11 @@ def render_pair(pair: Pair) -> str:
 
 
 def render_forecast(forecast: Forecast) -> str:
-    """Return one line for each changed route or problem, and a line with counts.
+    """Return one line for each changed route or resource or problem, and a line with counts.
 
     Lines start with ``+`` if added, ``-`` if cut, ``~`` if changed, ``!`` if a change is refused,
-    and ``?`` if a change is accepted but has a problem.
+    and ``?`` if a change is accepted but has a problem. The line of a resource omits its filter
+    and its policy if the line of a route has them.
     """
     lines = [f"  + {_format_route(route)}" for route in forecast.added]
     lines += [f"  - {_format_route(cut.route)}: {cut.reason}" for cut in forecast.cut]
@@ -61,6 +66,7 @@ def render_forecast(forecast: Forecast) -> str:
         f"  ~ {_format_route(changed.route)}: {_describe_change(changed)}"
         for changed in forecast.changed
     ]
+    lines += _describe_edits(forecast)
     for problem in forecast.problems:
         sign = "!" if problem.refused else "?"
         lines.append(f"  {sign} {problem.change}: {problem.code}: {problem.detail}")
@@ -79,6 +85,28 @@ def _describe_change(changed: ChangedRoute) -> str:
     now, was = changed.route, changed.old_route
     parts = [("filter", was.filter, now.filter), ("policy", was.policy, now.policy)]
     return ", ".join(f"{name} {old} => {new}" for name, old, new in parts if old != new)
+
+
+def _describe_edits(forecast: Forecast) -> Iterator[str]:
+    routed = {
+        uid for one in forecast.changed for uid in (one.route.export_uid, one.route.import_uid)
+    }
+    for edited in forecast.edited:
+        omitted = _SHOWN_BY_ROUTES if edited.resource.uid in routed else ()
+        edits = ", ".join(
+            f"{name} {_format_value(old)} => {_format_value(new)}"
+            for name, (old, new) in edited.edits().items()
+            if name not in omitted
+        )
+        if edits:
+            yield f"  ~ {kind_of(edited.resource).lower()} {edited.resource.key}: {edits}"
+
+
+def _format_value(value: object) -> str:
+    if value is None:
+        return "None"
+    text = " ".join(value.split()) if isinstance(value, str) else canonical(value).decode()
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
 
 
 def render_findings(findings: Sequence[LintFinding], total: int) -> str:

@@ -29,6 +29,7 @@ from streambroker_core.model import (
     Resource,
     is_label,
     is_port_name,
+    kind_of,
     seniority,
 )
 from streambroker_core.wire.encoding.canonical import JsonObject
@@ -368,9 +369,16 @@ def forecast_body(result: diagnose.Forecast) -> JsonObject:
             for one in result.changed
         ],
         "kept": result.unchanged,
+        "edited": [_edited_body(one) for one in result.edited],
         "problems": problems_body(result.problems),
         "text": diagnose.render_forecast(result),
     }
+
+
+def _edited_body(edited: diagnose.EditedResource) -> JsonObject:
+    fields = {name: {"was": old, "now": new} for name, (old, new) in edited.edits().items()}
+    resource = edited.resource
+    return {"kind": kind_of(resource), "port": str(resource.key), "fields": fields}
 
 
 def problems_body(problems: Iterable[diagnose.ProposalProblem]) -> list[JsonObject]:

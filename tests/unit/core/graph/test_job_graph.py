@@ -213,6 +213,7 @@ def test_a_node_has_the_most_important_state_of_its_routes() -> None:
     assert most_important(["unknown", "ended"]) == "ended"
     assert most_important([]) is None
     row = {"age": 1, "waiting": False, "alive": True, "rowsPerSecond": 2.0, "lagEpochs": 0}
+    row["bytesPerSecond"] = 0.0
     found = [
         route_state(row | change)
         for change in (
@@ -221,11 +222,12 @@ def test_a_node_has_the_most_important_state_of_its_routes() -> None:
             {"waiting": True},
             {"readToEnd": True},
             {"alive": False},
+            {"stalledSeconds": 90},
             {},
             {"rowsPerSecond": 0},
         )
     ]
-    assert found == ["unknown", "stale", "waits", "ended", "away", "flows", "idle"]
+    assert found == ["unknown", "stale", "waits", "ended", "away", "stalled", "flows", "idle"]
     assert set(found) == set(STATE_ORDER)
 
 

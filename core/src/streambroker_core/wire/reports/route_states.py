@@ -7,7 +7,9 @@ from typing import Any
 
 STALE_S = 90.0
 """Age from which a report is stale, in seconds."""
-STATE_ORDER = ("waits", "away", "flows", "idle", "ended", "stale", "unknown")
+STALLED_S = 90.0
+"""Time without a finished epoch, while some wait, from which on a reader is stalled; seconds."""
+STATE_ORDER = ("waits", "stalled", "away", "flows", "idle", "ended", "stale", "unknown")
 """The most important state first."""
 
 
@@ -16,8 +18,9 @@ def route_state(metrics: Mapping[str, Any]) -> str:
 
     Returns:
         ``waits``: its exporter waits for it; ``ended``: its export has ended and is read to the
-        end; ``away``: no query reads; ``flows`` or ``idle``; ``stale``: the agent stopped
-        reporting; ``unknown``: it never reported.
+        end; ``away``: no query reads; ``stalled``: a query reads nothing although rows wait;
+        ``flows`` or ``idle``; ``stale``: the agent stopped reporting; ``unknown``: it never
+        reported.
     """
     if metrics["age"] is None:
         return "unknown"
@@ -29,6 +32,8 @@ def route_state(metrics: Mapping[str, Any]) -> str:
         return "ended"
     if not metrics["alive"]:
         return "away"
+    if (metrics.get("stalledSeconds") or 0) >= STALLED_S and not metrics["bytesPerSecond"]:
+        return "stalled"
     return "flows" if metrics["rowsPerSecond"] or metrics["lagEpochs"] else "idle"
 
 

@@ -49,7 +49,13 @@ INTERVAL_S = 2.0
 OLD_S = 10.0
 """Age of metrics from which on the table has a note."""
 _CLEAR = "\x1b[H\x1b[J"
-_COLOURS: dict[str, Colour] = {"waits": "red", "away": "yellow", "stale": "dim", "unknown": "dim"}
+_COLOURS: dict[str, Colour] = {
+    "waits": "red",
+    "stalled": "red",
+    "away": "yellow",
+    "stale": "dim",
+    "unknown": "dim",
+}
 _ENDED_WORDS = {None: "-", False: "no", True: "yes"}
 """None: a broker of an older release does not report it."""
 

@@ -12,7 +12,7 @@ import yaml
 
 from streambroker_client.errors import broker_error
 from streambroker_core.errors import ManifestError, PropertyError, StreambrokerError
-from streambroker_core.model import Resource, kind_of
+from streambroker_core.model import RULE, Resource, kind_of
 from streambroker_core.wire.manifests.ports import read_manifest
 from streambroker_operator.cli.io.errors import UsageError, print_error
 from streambroker_operator.cli.io.yaml_format import load_all
@@ -161,7 +161,20 @@ def _text(file: str) -> str:
         raise UsageError(f"{file} cannot be read: it is not UTF-8 text.") from error
 
 
+def _is_rule(document: Any) -> bool:
+    """Return whether a document is a pattern rule, as a resource or alone."""
+    if not isinstance(document, Mapping):
+        return False
+    return document.get("kind") == RULE or ("kind" not in document and "pattern" in document)
+
+
 def _read(document: Any, location: str, namespace: str) -> Resource:
+    if _is_rule(document):
+        reason = (
+            "is a pattern rule, not an Export or Import: `streambroker patterns put JOB -f FILE`"
+            " takes it, `streambroker patterns delete JOB/ID` deletes it"
+        )
+        raise ManifestError(path=location, reason=reason)
     try:
         resource = read_manifest(document, namespace=namespace)
         _check_properties(document["spec"].get("properties") or {})

@@ -33,6 +33,11 @@ KIND_ALIASES: dict[str, tuple[str, ...]] = {
 SINGULAR = {"exports": "export", "imports": "import", "pes": "pe", "routes": "route"}
 DISPLAY_NAMES = {**SINGULAR, "pes": "PE"}
 """Names of the kinds in sentences."""
+RULE_WORDS = ("pattern", "patterns", "patternprocessor", "patternprocessors", "rule", "rules")
+RULES_REMEDY = (
+    "Rules of patterns have a command of their own, `streambroker patterns`: `list JOB`,"
+    " `get|delete|enable JOB/ID`, `put JOB -f FILE`."
+)
 NOT_FOUND_CODES = {"exports": "UnknownPort", "imports": "UnknownPort", "pes": "UnknownPE"}
 
 Item = dict[str, Any]
@@ -56,7 +61,10 @@ def read_targets(words: Sequence[str]) -> list[Target]:
         return [Target(kinds=KINDS)]
     kinds = _parse_kinds(words[0])
     if kinds is None:
-        return [_parse_target(word) for word in words]
+        try:
+            return [_parse_target(word) for word in words]
+        except UsageError as error:
+            raise (_rules_error(words[0]) or error) from None
     names = list(words[1:])
     if len(names) > 1 and names[1].isdigit() and "/" not in names[0]:
         if len(names) != (2 if kinds == ("pes",) else 3):
@@ -69,6 +77,12 @@ def read_targets(words: Sequence[str]) -> list[Target]:
     if not names:
         return [Target(kinds=kinds)]
     return [Target(kinds=kinds, name=_strip_kind(name, kinds)) for name in names]
+
+
+def _rules_error(kind: str) -> UsageError | None:
+    if kind.lower() not in RULE_WORDS:
+        return None
+    return UsageError(f"{kind!r} is no kind of resource here. {RULES_REMEDY}")
 
 
 def _parse_kinds(word: str) -> tuple[str, ...] | None:
@@ -105,7 +119,7 @@ def _parse_target(word: str) -> Target:
         return Target(kinds=("pes",), name=word)
     if not slash and not did_you_mean(first.lower(), KIND_ALIASES) and is_resource_name(word):
         return Target(kinds=tuple(PORT_KINDS), name=word)
-    raise UsageError(
+    raise _rules_error(first) or UsageError(
         f"There is no kind {first!r}.{did_you_mean(first.lower(), KIND_ALIASES)} Write exports,"
         f" imports, pes, "
         "routes or all, export/NAME, or JOB/PE/PORT."
@@ -209,12 +223,16 @@ def not_found_error(target: Target, namespace: str, candidates: Sequence[str]) -
     words = " or ".join(DISPLAY_NAMES[kind] for kind in target.kinds)
     where = "any namespace" if namespace == "*" else f"namespace {namespace}"
     kinds = ",".join(target.kinds)
+    remedy = (
+        RULES_REMEDY
+        if (target.name or "").lower() in RULE_WORDS
+        else f"`streambroker get {kinds}` lists the existing ones."
+    )
     return broker_error(
         404,
         NOT_FOUND_CODES.get(target.kinds[0], "UnknownRoute"),
         f"There is no {words} {target.name!r} in"
-        f" {where}.{did_you_mean(target.name or '', candidates)} `streambroker get {kinds}` lists"
-        " the existing ones.",
+        f" {where}.{did_you_mean(target.name or '', candidates)} {remedy}",
     )
 
 

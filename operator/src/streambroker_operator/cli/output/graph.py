@@ -14,7 +14,7 @@ MAX_LINE = 60
 """Maximum length of a line in a label, in characters."""
 MAX_LINES = 6
 """Maximum number of routes in the label of one edge."""
-_COLOURS = {"waits": "#c62828", "away": "#b26a00", "flows": "#2e7d32"}
+_COLOURS = {"waits": "#c62828", "stalled": "#c62828", "away": "#b26a00", "flows": "#2e7d32"}
 """Of the most important states; the others are grey."""
 _GREY = "#666666"
 _PLAIN = frozenset(" _-./:,")

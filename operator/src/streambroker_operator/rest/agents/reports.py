@@ -59,7 +59,7 @@ FULL_PERCENT = 80
 """A route is full if at least this percentage of the export's log is still unread."""
 STATES = ("waits", "full", "ended", "away", "reads")
 _LARGEST = 2**63 - 1
-_MAXIMA = ("lagEpochs", "lagRows", "lagBytes", "lagSeconds", "congestion")
+_MAXIMA = ("lagEpochs", "lagRows", "lagBytes", "lagSeconds", "stalledSeconds", "congestion")
 _SUMS = ("filtered", "droppedRows", "lostRows", "duplicateRows", "blockedSeconds", "releasedPlans")
 _PUBLISHED_SUMS = ("filteredRows", *_SUMS[1:])
 

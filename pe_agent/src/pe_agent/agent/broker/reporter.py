@@ -124,6 +124,7 @@ def _report_reader(id_: str, reader: Mapping[str, Any]) -> dict[str, Any]:
         "lostRows": reader["lost"][1],
         "duplicateRows": reader["duplicates"][1],
         "lagSeconds": int(reader["lagSeconds"]),
+        "stalledSeconds": int(reader["stalledSeconds"]),
         "blockedSeconds": int(reader["blockedSeconds"]),
         **{name: reader[name] for name in _COPIED_FIELDS},
     }

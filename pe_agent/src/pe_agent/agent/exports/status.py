@@ -63,14 +63,18 @@ def lag_metrics(export: ExportState, reader: Reader, now: float) -> dict[str, An
 
     ``congestion`` is the percentage of ``buffer.maxBytes`` or of the memory limit, whichever is
     higher. At 100 the export waits for the reader, or drops its oldest epochs. It is 0 while the
-    reader reads the archive, which does neither.
+    reader reads the archive, which does neither. ``stalledSeconds`` is how long a reader that is
+    not away has finished no epoch although there were some to read.
     """
     lag = export.ledger.retention.lag(reader)
+    lag_seconds = 0.0 if lag.since is None else round(max(0.0, now - lag.since), 3)
+    stalled = min(lag_seconds, now - reader.last_progress) if now <= reader.lease_expires else 0.0
     full = int(100 * export.ledger.retention.fullness(lag.bytes, lag.memory))
     return {
         "lag": [lag.epochs, lag.bytes],
         "lagRows": lag.rows,
-        "lagSeconds": 0.0 if lag.since is None else round(max(0.0, now - lag.since), 3),
+        "lagSeconds": lag_seconds,
+        "stalledSeconds": round(stalled, 3),
         "congestion": 0 if reader.archived is not None else min(100, full),
     }
 
