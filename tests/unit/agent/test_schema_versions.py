@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pe_agent.agent.exports.schema_check import SchemaIncompatibleError
 from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
+from pe_agent.agent.exports.stream.schema_check import SchemaIncompatibleError
 from pe_agent.agent.state.store import Store, StoreError
 from pe_agent.transport.rows.casts import SchemaWidenedError, cast_column
 from streambroker_core.ledger.plan import Plan, PlanRequest

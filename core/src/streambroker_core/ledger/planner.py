@@ -387,6 +387,7 @@ def _plan_stream(
         lost=(available - agreed + lost[0], stream.rows_between(agreed, available) + lost[1]),
         duplicates=(from_ - available, stream.rows_between(available, from_)),
         has_gap=from_ > cursor.next,
+        rows_below=stream.rows - stream.rows_between(end, stream.next),
     )
 
 

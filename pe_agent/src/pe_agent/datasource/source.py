@@ -297,17 +297,20 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the offset at the heads of all streams, for the progress of the query.
 
-        ``behind`` counts the epochs that follow the planned batch. The heads are those that the
-        agent knew when it planned the batch.
+        ``behind`` counts the epochs that follow the planned batch, and their rows before filters
+        if all exporters' agents report them. The heads are those that the agent knew when it
+        planned the batch.
         """
         planned = self._planned
         if planned is None or planned.offset is None:
             return None
         streams = planned.offset["streams"]
         heads = {s: planned.heads.get(s, at["next"]) for s, at in streams.items()}
-        behind = sum(heads[s] - at["next"] for s, at in streams.items())
+        behind = {"epochs": sum(heads[s] - at["next"] for s, at in streams.items())}
+        if planned.rows_behind is not None:
+            behind["rows"] = planned.rows_behind
         at_heads = {s: {**at, "next": heads[s]} for s, at in streams.items()}
-        return {**planned.offset, "streams": at_heads, "behind": {"epochs": behind}}
+        return {**planned.offset, "streams": at_heads, "behind": behind}
 
     def _note_away(self, error: StreambrokerError) -> None:
         if not self._is_away_logged:

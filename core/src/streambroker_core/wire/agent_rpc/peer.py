@@ -78,6 +78,7 @@ class PlannedRange:
         duplicates: right before ``from_``, already read by the reader from a lost log.
         lost: unexpected loss between the reader's position and ``from_``; rows None if unknown.
         has_gap: ``from_`` is past the reader's position.
+        rows_below: rows of the stream below ``next``, before filters; older agents send none.
     """
 
     stream: str
@@ -87,6 +88,7 @@ class PlannedRange:
     duplicates: tuple[int, int] = (0, 0)
     lost: tuple[int, int | None] = (0, 0)
     has_gap: bool = json_field(key="moved", default=False)
+    rows_below: int | None = optional()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,10 +336,14 @@ class WatchedExport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportHead:
-    """Next epoch of each stream, None for a caller that only has a plan."""
+    """Next epoch of each stream, None for a caller that only has a plan.
+
+    ``rows`` has the rows of each stream below it, before filters; older agents send none.
+    """
 
     heads: Mapping[str, int] | None
     ended: bool = False
+    rows: Mapping[str, int] = optional({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,8 @@ class NextOffset:
         together: a call may wait without blocking other streams.
         ended: all exports have ended and are read.
         heads: with an offset, the next epoch of each of its streams, as last known.
+        rows_behind: with an offset, rows of its streams that follow it, before filters, as last
+            known; None if unknown.
     """
 
     offset: Mapping[str, Any] | None
@@ -47,6 +49,7 @@ class NextOffset:
     together: bool = optional(False)
     ended: bool = optional(False)
     heads: Mapping[str, int] = optional({})
+    rows_behind: int | None = optional()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from pe_agent.agent.exports.epoch_writer import EpochWriter, to_ledger_epoch
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.publisher import ExportPublisher
 from pe_agent.agent.exports.reader_plans import ReaderPlans
-from pe_agent.agent.exports.schema_check import check_columns
 from pe_agent.agent.exports.state_codec import decode_reader, restore_publisher
 from pe_agent.agent.exports.status import (
     format_time,
@@ -31,6 +30,7 @@ from pe_agent.agent.exports.status import (
 )
 from pe_agent.agent.exports.stream import retained_epochs as retained
 from pe_agent.agent.exports.stream.export_stream import ExportStream
+from pe_agent.agent.exports.stream.schema_check import check_columns
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, SEALED
 from streambroker_core.ledger.epochs import Stream
 from streambroker_core.ledger.retention import RetentionLimits

@@ -21,9 +21,9 @@ from pe_agent.agent.exports.backpressure import Backpressure
 from pe_agent.agent.exports.control_sender import ControlSender
 from pe_agent.agent.exports.epoch_writer import EpochWriter
 from pe_agent.agent.exports.export_state import ExportState
-from pe_agent.agent.exports.schema_check import check_columns
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, ManifestControl, ObjectBlock, Stage
+from pe_agent.agent.exports.stream.schema_check import check_columns
 from pe_agent.log.errors import LogError
 from pe_agent.log.objects.direct import attempt_of
 from streambroker_core.control.tuples.epoch_control import (

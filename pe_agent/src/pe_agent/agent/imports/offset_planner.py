@@ -115,7 +115,11 @@ class OffsetPlanner:
             _note_end(reader, unfinished if end is None else None)
             if end is not None:
                 turn.note_offset()
-                return NextOffset(offset=end.encode(), heads=self._known_heads(reader, end))
+                return NextOffset(
+                    offset=end.encode(),
+                    heads=self._known_heads(reader, end),
+                    rows_behind=self._rows_behind(reader, end),
+                )
             patience = turn.wait_seconds(
                 request.wait,
                 limited=limited,
@@ -147,6 +151,17 @@ class OffsetPlanner:
             head, rowless = known.get(stream, 0), reader.rowless_until.get(stream, 0)
             heads[stream] = head if head > max(position.next, rowless) else position.next
         return heads
+
+    def _rows_behind(self, reader: ImportReader, end: Offset) -> int | None:
+        """Return how many rows follow an offset, before filters; None if not all are known."""
+        behind = 0
+        for stream, position in end.streams.items():
+            known = self.state.peers.rows(reader.export_by_stream.get(stream, ""))
+            next_, below = reader.rows_below.get(stream, (-1, 0))
+            if next_ != position.next or stream not in known:
+                return None
+            behind += max(0, known[stream] - below)
+        return behind
 
     def _lagging_exports(
         self, reader: ImportReader, start: Offset, limit: Mapping[str, int] | None

@@ -69,6 +69,8 @@ class PeerAgents:
         self._lock = threading.Lock()
         self._watches: dict[tuple[str, int], _Watch] = {}
         self._heads: dict[str, Mapping[str, int] | None] = {}
+        self._rows: dict[str, Mapping[str, int]] = {}
+        """Rows of each stream below its head, by export."""
         self._ended: set[str] = set()
         self._away: dict[str, str] = {}
         self._refused: dict[str, str] = {}
@@ -115,6 +117,7 @@ class PeerAgents:
                     watched.routes = routes
             known = {export for routes in wanted.values() for export in routes}
             self._heads = {e: h for e, h in self._heads.items() if e in known}
+            self._rows = {e: rows for e, rows in self._rows.items() if e in known}
             self._ended &= known
             self._refused = {e: why for e, why in self._refused.items() if e in known}
 
@@ -126,6 +129,10 @@ class PeerAgents:
     def heads(self, export: str) -> Mapping[str, int] | None:
         """Return the last known ``{stream: next epoch}``, None if unknown."""
         return self._heads.get(export)
+
+    def rows(self, export: str) -> Mapping[str, int]:
+        """Return the rows of each stream below its last known head; empty if unknown."""
+        return self._rows.get(export, {})
 
     def has_ended(self, export: str) -> bool:
         """Return whether an export has ended, as of its last known heads."""
@@ -211,7 +218,7 @@ class PeerAgents:
             known = export in watched.routes and self._is_home(export, watched.location)
             with self._lock:
                 if known and self._heads.get(export) != head.heads:
-                    self._heads[export] = head.heads
+                    self._heads[export], self._rows[export] = head.heads, head.rows
                     moved.update(watched.routes[export])
                 if known and head.ended != (export in self._ended):
                     self._ended ^= {export}

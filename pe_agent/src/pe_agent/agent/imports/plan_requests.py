@@ -102,6 +102,9 @@ class PlanRequests:
         for stream in streams:
             reader.rowless_until.pop(stream, None)
         reader.rowless_until.update(response.quiet)
+        for p in response.planned:
+            if p.rows_below is not None:
+                reader.rows_below[p.stream] = p.next, p.rows_below
         heads = self._peers.heads(export) or {}
         reader.acknowledged[export] = {
             s: start.streams[s].next for s in {*heads, *streams} if s in start.streams

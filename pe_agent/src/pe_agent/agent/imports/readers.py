@@ -76,6 +76,7 @@ class ImportReader:
         missed: what the last batch lacked, by stream, until an offset includes it.
         dropped: epochs and rows dropped as configured, from its offset, over all streams.
         lost: epochs and rows lost, from its offset, over all streams.
+        rows_below: position in a stream and rows below it, before filters, from its last plan.
         rowless_until: epoch up to which a stream is known to have no further row, by stream.
         frame: name of the import in its query, from its last call.
         stop_at_end: its query ends when all exports have ended and everything is read.
@@ -106,6 +107,7 @@ class ImportReader:
     missed: dict[str, Missed] = field(default_factory=dict)
     dropped: Loss = (0, 0)
     lost: Loss = (0, 0)
+    rows_below: dict[str, tuple[int, int]] = field(default_factory=dict)
     rowless_until: dict[str, int] = field(default_factory=dict)
     frame: str | None = None
     stop_at_end: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pe_agent.agent.agent import Agent
+from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.server.caller_checks import MAX_LEASE, BodyInvalidError
 from pe_agent.agent.server.peer_access import PeerAccess
 from streambroker_core.errors import StreambrokerError
@@ -76,8 +77,7 @@ class WatchService:
 
     def _head_for(self, export: str, import_: str, capability: str) -> ExportHead:
         shown = PeerCredentials(export=export, import_=import_, capability=capability)
-        state = self._access.authorize(shown).export.state
-        return ExportHead(heads=state.heads(), ended=state.ended())
+        return _head_of(self._access.authorize(shown).export.state)
 
     def _heads(self, requests: Mapping[str, WatchedExport], lease: float) -> dict[str, _Head]:
         return {export: self._head(export, of.imports, lease) for export, of in requests.items()}
@@ -113,7 +113,7 @@ class WatchService:
             except StreambrokerError as error:
                 refused = error
         if state is not None:
-            return ExportHead(heads=state.heads(), ended=state.ended())
+            return _head_of(state)
         if not has_plan:
             return RefusedHead(error=str(refused), code=refused.code)
         return ExportHead(heads=None)
@@ -124,6 +124,12 @@ class WatchService:
         exported = self._agent.exports.get(export)
         if self._access.is_pass_valid(export, import_, reader, request.pass_):
             exported.plans.end_reader_lease(reader, import_)
+
+
+def _head_of(state: ExportState) -> ExportHead:
+    with state.lock:
+        rows = {stream.id: stream.rows for stream in state.ledger.streams.values()}
+        return ExportHead(heads=state.heads(), ended=state.ended(), rows=rows)
 
 
 def _differs(request: WatchedExport, head: _Head) -> bool:
