@@ -6,14 +6,16 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pe_agent.agent.exports.publisher import NotAdmittedError, StageMissingError
+from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.log.errors import LogFailed
 from pe_agent.log.objects.bucket import Bucket, BucketUrlError, open_bucket
 from pe_agent.transport.object_transfer import ObjectTransferError, put_object
-from support.agents.exports import PUBLISHER, SCHEMA, Bench, rows
+from support.agents.exports import DDL, PUBLISHER, SCHEMA, Bench, rows
 
 
 @pytest.fixture
@@ -184,3 +186,56 @@ def test_a_stray_object_keeps_no_other_from_being_deleted(tmp_path: Path, bucket
     collect(made)
     assert len(folder.list("direct")) == 2
     assert "readme" in folder.list("direct")
+
+
+WIDER = pa.schema([("n", pa.int64()), ("name", pa.string()), ("more", pa.string())])
+WIDER_DDL = f"{DDL}, `more` string"
+
+
+def publish_wider(made: Bench, batch: int, first: int) -> None:
+    """Publish two rows with one more column, in an object."""
+    named: dict[str, Any] = {**PUBLISHER, "ddl": WIDER_DDL}
+    assert made.admit(batch, ddl=WIDER_DDL)["direct"]
+    target = made.export.publisher.upload(**named, batch=batch, schema=WIDER)
+    columns = [pa.array([first, first + 1]), pa.array(["x", "y"]), pa.array(["a", "b"])]
+    data = pa.RecordBatch.from_arrays(columns, schema=WIDER).serialize().to_pybytes()
+    put_object(target["url"], data)
+    objects = {target["key"]: [[len(data), 2, zlib.crc32(data)]]}
+    stage = {"stage": target["key"], "stream": target["stream"], "rows": 2, "bytes": len(data)}
+    made.commit(batch, {**stage, "objects": objects}, ddl=WIDER_DDL)
+
+
+def test_new_columns_are_in_the_bucket_before_their_rows(tmp_path: Path, bucket: Bucket) -> None:
+    old = started(tmp_path, bucket, "old")
+    publish(old, 0, 0)
+    publish_wider(old, 1, 10)
+
+    stream = stream_of(started(tmp_path, bucket, "new"))  # with nothing but the bucket
+
+    (block,) = stream.manifests[1].blocks
+    assert stream.read(block, stream.manifests[1].ddl).column("more").to_pylist() == ["a", "b"]
+    (block,) = stream.manifests[0].blocks
+    assert stream.read(block, stream.manifests[0].ddl).schema.names == ["n", "name"]
+
+
+def test_tasks_read_objects_of_one_version_with_its_columns(tmp_path: Path, bucket: Bucket) -> None:
+    made = started(tmp_path, bucket, "feed")
+    made.route()
+    publish(made, 0, 0)
+    publish_wider(made, 1, 10)
+    made.plan()
+
+    def found(*epochs: int, columns: tuple[str, ...] | None = None) -> pa.Schema | None:
+        read = ReadRequest(
+            reader="reader", stream=made.stream, pieces=tuple((e, 0, 1) for e in epochs),
+            filter=None, columns=columns,
+        )  # fmt: skip
+        objects = BlockReader().find_objects(made.export.plans, read)
+        return None if objects is None else objects[1]
+
+    assert found(0) == SCHEMA
+    assert found(1) == WIDER
+    assert found(0, 1) is None, "they need one schema, so the agent sends them"
+    made.plan(columns=["more"])
+    assert found(0, columns=("more",)) is None
+    assert found(1, columns=("more",)) == WIDER
