@@ -249,6 +249,23 @@ def test_versions_are_there_after_a_restart_and_an_older_release_refuses_the_sto
         Store(made.directory / "state.sqlite")
 
 
+def test_columns_of_a_batch_that_was_not_published_do_not_count(made: Bench) -> None:
+    made.publish(0, rows(NARROW, 0, 1), ddl=NARROW)
+    made.admit(1, ddl=WIDE)
+    made.stage(1, rows(WIDE, 1, 1), ddl=WIDE)
+    reader = Reader(made, NARROW)
+    assert [reader.step(), reader.step()] == [1, 0], "no wider row was published"
+    made.reopen()
+
+    made.publish(1, rows(NARROW, 1, 1), ddl=NARROW, run="again")
+
+    assert reader.step() == 1
+    assert len(made.export.state.streams) == 1
+    made.publish(2, rows(WIDE, 2, 1), ddl=WIDE, run="again")
+    with pytest.raises(SchemaWidenedError, match="from epoch 2 on"):
+        reader.step()
+
+
 def test_a_batch_that_is_repeated_with_more_columns_is_published_already(made: Bench) -> None:
     made.publish(0, rows(NARROW, 0, 2), ddl=NARROW)
     again = made.publish(0, rows(MORE, 0, 2), ddl=MORE)

@@ -59,7 +59,8 @@ class EpochWriter:
         if self._state.publisher.gap_before(batch) and self._ledger.streams[current.id].next:
             return self._open_stream(query, ddl, schema)
         if current.ddl != ddl:
-            if not compare_schemas(parse_ddl(current.ddl), parse_ddl(ddl)).keeps_stream:
+            before = current.versions.published(self._ledger.streams[current.id].next).ddl
+            if not compare_schemas(parse_ddl(before), parse_ddl(ddl)).keeps_stream:
                 return self._open_stream(query, ddl, schema)
             self._add_version(current, ddl, schema.remove_metadata())
         return current

@@ -117,7 +117,7 @@ class ReaderPlans:
             return plan
         for planned in plan.planned:
             stop, why = wide.get(planned.stream, (0, ""))
-            if why and planned.from_ >= stop:
+            if why and planned.from_ >= stop < self._ledger.streams[planned.stream].next:
                 return SchemaWidenedError(
                     f"stream {planned.stream} of export {self._state.key}: {why}. All earlier rows"
                     " are read. Start the query again with the wider type in schema=, and the same"

@@ -35,7 +35,7 @@ def check_columns(state: ExportState, after: Schema, policy: SchemaPolicy) -> No
         stream = next(reversed(state.streams.values()), None)
         if stream is None or not state.ledger.streams[stream.id].next:
             return
-        before = parse_ddl(stream.ddl)
+        before = parse_ddl(stream.versions.published(state.ledger.streams[stream.id].next).ddl)
         change = compare_schemas(before, after)
         readers = _find_broken(state, before, change)
     refused = change.refused_by(policy)

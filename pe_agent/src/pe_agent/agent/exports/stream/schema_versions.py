@@ -47,8 +47,16 @@ class SchemaVersions:
         """All versions, the oldest first."""
         return tuple(self._versions)
 
+    def published(self, next_: int) -> SchemaVersion:
+        """Return the newest version of the epochs below ``next_``; the first one without epochs.
+
+        A later one was opened for a batch that was not published.
+        """
+        found = [v for v in self._versions if v.first_epoch < next_]
+        return found[-1] if found else self._versions[0]
+
     def add(self, version: SchemaVersion) -> None:
-        """Append a version, which has the columns of the newest one or wider ones."""
+        """Append a version, which has the columns of the published ones or wider ones."""
         self._by_ddl.setdefault(version.ddl, version)
         self._versions.append(version)
 
@@ -63,7 +71,10 @@ class SchemaVersions:
 
     def find_unreadable(self, wanted: Schema) -> tuple[int, str] | None:
         """Return the first epoch whose columns are too wide for a reader, and why; else None."""
-        for version in self._versions:
+        following = [*(v.first_epoch for v in self._versions[1:]), -1]
+        for version, next_ in zip(self._versions, following, strict=False):
+            if version.first_epoch == next_:
+                continue  # none of its epochs was published
             types = {c.name: c.type for c in parse_ddl(version.ddl)}
             for column in wanted:
                 found = types.get(column.name, column.type)
