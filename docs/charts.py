@@ -139,6 +139,16 @@ CHARTS: dict[str, Chart] = {
             "Flink CEP, 10 %": "relaxed 3, 10.0%, 2 cores, Flink",
         },
     ),
+    "rules": Chart(
+        benchmark="cep_rules",
+        title="Time of a core for an event, with 10,000 keys",
+        better="less",
+        ours={
+            "500 rules": "500 rules, 10,000 keys, last of 20 windows",
+            "50 rules": "50 rules, 10,000 keys, last of 100 windows",
+        },
+        peers={},
+    ),
 }
 
 
