@@ -128,7 +128,7 @@ test: $(READY) ## checks and all but slow tests; those on an API server only if 
 	$(MAPPED) $(BIN)/python tests/run.py -m "$(SELECTED)" --durations 20
 
 .PHONY: test-all
-test-all: $(READY) kube-assets storage-server .promtool/usr/bin/promtool ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
+test-all: $(READY) kube-assets storage-server kafka-jars .promtool/usr/bin/promtool ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test SELECTED="not long and not node"
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test-console
 
@@ -209,6 +209,11 @@ test-spark42: .venv-spark42/.ready ## the Spark tests on PySpark 4.2
 .PHONY: storage-server
 storage-server: ## build versitygw, the S3 server of the tests, once: 4 minutes, needs Go
 	tests/support/storage/build.sh
+
+# Kept in benchmarks/peer, where `make bench-setup` adds Flink. A test runs this Kafka.
+.PHONY: kafka-jars
+kafka-jars: $(READY) ## fetch Kafka and Spark's connector to it for the tests, once: 52 MB, needs Maven
+	$(BIN)/python benchmarks/peer_jars.py kafka connector
 
 .PHONY: storage-emulators
 storage-emulators: ## install Azurite, which emulates Azure for the long tests of object storage: needs Node 20

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import peer_jars
@@ -65,7 +66,7 @@ def free_ports(count: int) -> list[int]:
 class Kafka(Child):
     """The node, ready once its port answers."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, jvm: Sequence[str] = JVM) -> None:
         peer_jars.jars("kafka")
         home = place / "kafka"
         home.mkdir()
@@ -73,7 +74,8 @@ class Kafka(Child):
         self.servers = f"127.0.0.1:{port}"
         settings = home / "server.properties"
         settings.write_text(properties(home, port, control))
-        super().__init__([sys.executable, "-m", "kafka_node", str(settings)], place / "kafka.log")
+        command = [sys.executable, "-m", "kafka_node", str(settings), *jvm]
+        super().__init__(command, place / "kafka.log")
         try:
             until(lambda: self._answers(port), "Kafka")
         except BaseException:
@@ -90,12 +92,12 @@ class Kafka(Child):
 def main() -> None:
     """Format the directory and become Kafka."""
     os.dup2(2, 1)  # what Kafka says is for the log
-    settings = sys.argv[1]
+    settings, *jvm = sys.argv[1:]
     java = str(ensure_java() / "bin" / "java")
     where = ["-cp", os.pathsep.join(peer_jars.jars("kafka"))]
     format_ = ["kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", settings]
-    subprocess.run([java, *where, *format_], check=True)
-    os.execv(java, [java, *JVM, *where, "kafka.Kafka", settings])
+    subprocess.run([java, *jvm, *where, *format_], check=True)
+    os.execv(java, [java, *jvm, *where, "kafka.Kafka", settings])
 
 
 if __name__ == "__main__":

@@ -41,12 +41,16 @@ def out_of(values: str, ddl: str) -> str:
     return f"from_json(cast(value as string), '{ddl}') as row"
 
 
-def topic(spark: SparkSession, servers: str, *, make: str | None, drop: str | None) -> None:
-    """Make a topic of two partitions without a copy, delete one that is not needed any more."""
-    jvm: Any = spark._jvm
+def admin_of(jvm: Any, servers: str) -> Any:
+    """Return a client that changes Kafka, in a JVM that has Kafka's client."""
     settings = jvm.java.util.HashMap()
     settings.put("bootstrap.servers", servers)
-    admin = jvm.org.apache.kafka.clients.admin.Admin.create(settings)
+    return jvm.org.apache.kafka.clients.admin.Admin.create(settings)
+
+
+def topic(jvm: Any, servers: str, *, make: str | None, drop: str | None) -> None:
+    """Make a topic of two partitions without a copy, delete one that is not needed any more."""
+    admin = admin_of(jvm, servers)
     try:
         if make is not None:
             optional = jvm.java.util.Optional

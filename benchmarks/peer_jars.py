@@ -1,5 +1,6 @@
 """Kafka, Spark's connector to it, Flink: ``make bench-setup`` fetches, ``make bench`` finds them.
 
+``python peer_jars.py kafka connector`` fetches these folders only, as ``make kafka-jars`` does.
 What is fetched stands in ``peer.lock``, each jar with its SHA-256. Maven fetches, from where its
 settings say. What does not have the sum is not kept.
 """
@@ -97,25 +98,25 @@ def fetch(folder: str, wanted: list[Jar]) -> None:
     """
     maven = shutil.which("mvn")
     if maven is None:
-        raise SystemExit("bench-setup needs Maven: install it, so that `mvn` is on the path")
+        raise SystemExit("needs Maven: install it, so that `mvn` is on the path")
     (PLACE / folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=PLACE, prefix="fetching-") as place:
         project = Path(place) / "pom.xml"
         project.write_text(_order(wanted))
         command = [maven, "-B", "-q", "-f", str(project), PLUGIN, f"-DoutputDirectory={place}"]
         if subprocess.run(command, check=False).returncode:
-            raise SystemExit(f"bench-setup: Maven could not fetch the {folder} jars")
+            raise SystemExit(f"Maven could not fetch the {folder} jars")
         for jar in wanted:
             came = Path(place) / jar.path.name
             if not _whole(came, jar):
-                raise SystemExit(f"bench-setup: {came.name} is not what {LOCK.name} says: refused")
+                raise SystemExit(f"{came.name} is not what {LOCK.name} says: refused")
             came.replace(jar.path)
 
 
-def main() -> None:
-    """Fetch what is not there or not whole."""
+def main(*folders: str) -> None:
+    """Fetch what is not there or not whole, of all folders if none is named."""
     every = locked()
-    for folder in dict.fromkeys(jar.folder for jar in every):
+    for folder in folders or dict.fromkeys(jar.folder for jar in every):
         wanted = [j for j in every if j.folder == folder and not _whole(j.path, j)]
         if wanted:
             fetch(folder, wanted)
@@ -123,4 +124,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

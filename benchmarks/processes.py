@@ -84,8 +84,9 @@ class Child:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line.rstrip("\n"))
+        with self.process.stdout as lines:
+            for line in lines:
+                self.lines.put(line.rstrip("\n"))
         self.lines.put("")
 
     def line(self, start: str, seconds: float = SECONDS) -> str:
@@ -109,6 +110,8 @@ class Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
 
 class Family:

@@ -127,7 +127,7 @@ class Application:
     def obey(self, order: dict[str, Any]) -> Any:
         """Do what an order says; return the answer."""
         if "servers" in order:
-            return kafka_queries.topic(self.spark, **order)
+            return kafka_queries.topic(self.spark._jvm, **order)
         if "queries" in order:
             return self.run(order["queries"])
         return self.run([order])[0]

@@ -54,6 +54,16 @@ def test_a_jar_with_the_sum_of_the_lock_is_kept_and_not_fetched_again(
     peer_jars.main()
 
 
+def test_only_the_folders_that_are_named_are_fetched(
+    peer_jars: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "peer.lock").open("a") as lock:
+        lock.write(f"flink g.h:a:1 {hashlib.sha256(b'right').hexdigest()}\n")
+    maven(tmp_path, "right", monkeypatch)
+    peer_jars.main("kafka")
+    assert [jar.parent.name for jar in (tmp_path / "peer").rglob("*.jar")] == ["kafka"]
+
+
 def test_a_jar_with_another_sum_is_refused(
     peer_jars: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
