@@ -160,3 +160,22 @@ def test_values_that_json_lacks_become_text() -> None:
     assert [peek._plain(one) for one in values] == [
         "9007199254740993", "nan", "1.10", "2026-01-31T12:00:00+00:00", "00ff", {"a": ["01"]}, None,
     ]  # fmt: skip
+
+
+def test_versions_of_the_columns_are_listed_and_rows_before_have_nulls(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STREAMBROKER_URL", feed.url)
+    before = rows(500, 1)
+    more = before.append_column("more", pa.array(["a"]))
+    feed.publisher.ddl = "`n` bigint, `name` string, `more` string"
+    feed.publisher.publish(EPOCHS, more)
+
+    found = feed.rows(limit="2")
+    assert found["rows"] == [[499, "row 499", None], [500, "row 500", "a"]]
+    assert [one["version"] for one in found["schemaVersions"]] == [1, 2]
+    assert main(["schema", "feed/0/trades", "-o", "versions"]) == 0
+    _, first, second = capsys.readouterr().out.splitlines()
+    assert first.split()[:3] == ["1", "0", "-"]
+    assert second.split()[:2] == ["2", str(EPOCHS)]
+    assert second.endswith("n bigint, name string, more string")
