@@ -37,7 +37,7 @@ def objects(monkeypatch: pytest.MonkeyPatch) -> ObjectWriter:
 def test_rows_that_do_not_fit_are_refused_with_the_column(
     objects: ObjectWriter, rows: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(RowsUnfitError, match=f"{named}.*another schema begins a new stream"):
+    with pytest.raises(RowsUnfitError, match=f"{named}.*restart it to change those"):
         objects.write(pa.RecordBatch.from_pydict(rows))
 
 

@@ -117,6 +117,6 @@ def _fitting(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if reason is not None:
         raise RowsUnfitError(
             f"The rows do not fit the export's stream: {reason}. The stream has {schema.names}."
-            " Give the query these columns, or restart it: another schema begins a new stream."
+            " Give the query these columns, or restart it to change those of the stream."
         )
     return batch.cast(schema)
