@@ -69,7 +69,7 @@ def test_an_end_is_news_for_those_who_want_to_know_it(agents: Pair) -> None:
             began = time.monotonic()
             answer = others.submit(watch, agents, "ending", reported, 10.0)
             finish(agents, "ending")
-            assert answer.result() == {"heads": reported["heads"], "ended": True}
+            assert answer.result() == {**reported, "ended": True}
         if time.monotonic() - began < 9:
             break
     else:

@@ -80,12 +80,12 @@ def test_a_port_of_another_agent_is_in_use(agent: AgentProcess, tmp_path: Path) 
 def test_state_of_a_newer_release_is_refused_and_left_alone(agent: AgentProcess) -> None:
     path = agent.home / "state.sqlite"
     store = Store(path)
-    store.set("format", "2")
+    store.set("format", "3")
     store.close()
     before = path.read_bytes()
     said = agent.refusal()
     assert said.startswith("StoreUnusable: ")
-    assert "format 2" in said
+    assert "format 3" in said
     assert path.read_bytes() == before
 
 

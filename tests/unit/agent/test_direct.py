@@ -14,6 +14,7 @@ from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.log.errors import LogFailed
 from pe_agent.log.objects.bucket import Bucket, BucketUrlError, open_bucket
+from pe_agent.log.objects.uploader import LogUploader
 from pe_agent.transport.object_transfer import ObjectTransferError, put_object
 from support.agents.exports import DDL, PUBLISHER, SCHEMA, Bench, rows
 
@@ -239,3 +240,24 @@ def test_tasks_read_objects_of_one_version_with_its_columns(tmp_path: Path, buck
     made.plan(columns=["more"])
     assert found(0, columns=("more",)) is None
     assert found(1, columns=("more",)) == WIDER
+
+
+def test_the_bucket_has_new_columns_before_their_rows_also_if_it_follows_later(
+    tmp_path: Path, bucket: Bucket
+) -> None:
+    """Rows are safe on the disk here; parts are uploaded more often than the agent's state."""
+    old = Bench(tmp_path / "old", bucket=bucket)
+    old.open()
+    old.publish(0, rows(0, 2))
+    uploader = stream_of(old).log.uploader
+    assert isinstance(uploader, LogUploader)
+    uploader.flush()
+    save(old)
+    row = rows(2, 1).append_column("more", pa.array(["a"]))
+    old.publish(1, row, ddl=WIDER_DDL)
+    uploader.flush()
+
+    stream = stream_of(started(tmp_path, bucket, "new"))  # with nothing but the bucket
+
+    (block,) = stream.manifests[1].blocks
+    assert stream.read(block, stream.manifests[1].ddl).column("more").to_pylist() == ["a"]

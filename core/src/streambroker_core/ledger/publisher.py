@@ -188,10 +188,9 @@ class Publisher:
             return None
         self._renew(now)
         self._begin_run(run)
-        if self.last is not None and self.is_published(batch) and _differs(self.schema, schema):
-            raise BatchDiffersError(
-                self.export, batch, f"schema {self.last.schema}", f"schema {schema}"
-            )
+        last = self.last
+        if last is not None and self.is_published(batch) and _differs(last.schema, schema):
+            raise BatchDiffersError(self.export, batch, f"schema {last.schema}", f"schema {schema}")
         self.schema = schema
         if self.aborted == (run, batch):
             self.aborted = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from streambroker_core.errors import SchemaError
-from streambroker_core.model.schema import Column, Schema, nested_name
+from streambroker_core.model.schema import Column, Schema, nested_name, widens
 
 _UTC = pa.timestamp("us", tz="UTC")
 _SIMPLE = {
@@ -22,6 +22,7 @@ _SIMPLE = {
     _UTC: "timestamp",
     pa.timestamp("us"): "timestamp_ntz",
 }
+_ARROW = {ddl: kind for kind, ddl in _SIMPLE.items()}
 _WIDER = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -47,6 +48,19 @@ def published_schema(schema: pa.Schema) -> pa.Schema:
 def columns_of(schema: pa.Schema) -> Schema:
     """Return the columns of a schema from `published_schema`."""
     return tuple(Column(one.name, _ddl(one.type)) for one in schema)
+
+
+def widen(schema: pa.Schema, columns: Schema) -> pa.Schema:
+    """Return the Arrow schema of received rows, with types as wide as those of the columns."""
+    wanted = {one.name: one.type for one in columns}
+    return pa.schema(
+        [
+            field.with_type(_ARROW[wanted[field.name]])
+            if widens(_SIMPLE.get(field.type, ""), wanted.get(field.name, ""))
+            else field
+            for field in schema
+        ]
+    )
 
 
 def _published(kind: pa.DataType, name: str) -> pa.DataType:

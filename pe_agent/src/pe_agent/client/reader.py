@@ -18,6 +18,7 @@ from pe_agent.client.agent_port import (
     reader_job,
     retry_until,
 )
+from pe_agent.client.arrow_types import widen
 from pe_agent.client.connect import broker_url
 from pe_agent.job.agent.agent_start import AgentSettings
 from pe_agent.job.arguments import ArgumentError, OnCongestion, StartAt
@@ -346,9 +347,12 @@ class Reader:
             self._lease = Lease(self._port, reader, self._session)
 
     def _unify(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch with the schema of the first one; exporters' schemas may differ."""
+        """Return a batch with the schema of the first one; exporters' schemas may differ.
+
+        Types are as wide as those that the reader asks for.
+        """
         if self._schema is None:
-            self._schema = batch.schema
+            self._schema = widen(batch.schema, parse_ddl(self._ddl or ""))
         if batch.schema.equals(self._schema):
             return batch
         columns = [cast_column(batch.column(field.name), field) for field in self._schema]

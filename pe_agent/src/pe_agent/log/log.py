@@ -61,6 +61,9 @@ class Uploader(Protocol):
     def request(self) -> None:
         """Have what is synced uploaded soon."""
 
+    def require_snapshot(self) -> None:
+        """Have the agent's state uploaded before the next frames."""
+
     def drop(self, numbers: Collection[int]) -> None:
         """Delete segments from object storage, soon."""
 

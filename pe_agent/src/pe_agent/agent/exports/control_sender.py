@@ -186,7 +186,7 @@ class ControlSender:
             rows=0,
             bytes=0,
             published=self._state.clock(),
-            ddl=stream.ddl,
+            ddl=stream.versions.published.ddl,
             rows_before=ledger_stream.rows,
             blocks=(),
             control=ManifestControl(

@@ -36,7 +36,6 @@ class EpochWriter:
     Attributes:
         published_rows: rows of all streams ever published; never decreases.
         published: control tuples in epochs since the agent's start, by delivery.
-        is_version_stored: object storage has the newest columns, if rows have to be there.
     """
 
     def __init__(self, state: ExportState) -> None:
@@ -44,7 +43,6 @@ class EpochWriter:
         self._ledger = state.ledger
         self.published_rows = 0
         self.published: Counter[str] = Counter()
-        self.is_version_stored = True
 
     def stream_for_batch(self, query: str, batch: int, ddl: str, schema: pa.Schema) -> ExportStream:
         """Return the stream that a batch is written to.
@@ -59,7 +57,7 @@ class EpochWriter:
         if self._state.publisher.gap_before(batch) and self._ledger.streams[current.id].next:
             return self._open_stream(query, ddl, schema)
         if current.ddl != ddl:
-            before = current.versions.published(self._ledger.streams[current.id].next).ddl
+            before = current.versions.published.ddl
             if not compare_schemas(parse_ddl(before), parse_ddl(ddl)).keeps_stream:
                 return self._open_stream(query, ddl, schema)
             self._add_version(current, ddl, schema.remove_metadata())
@@ -71,51 +69,61 @@ class EpochWriter:
             number=stream.versions.newest.number + 1,
             ddl=ddl,
             schema=schema,
-            first_epoch=self._ledger.streams[stream.id].next,
             opened=time.time(),
         )
         with self._state.store.transaction(durable=True) as db:
             db.execute(
-                "INSERT INTO stream_schemas VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT INTO stream_schemas VALUES (?, ?, ?, ?, NULL, ?)",
                 (
                     stream.id,
                     version.number,
                     ddl,
                     bytes(schema.serialize()),
-                    version.first_epoch,
                     version.opened,
                 ),
             )
             db.execute("INSERT OR REPLACE INTO meta VALUES ('format', ?)", (str(EVOLVED_FORMAT),))
+        if stream.log.uploader is not None:
+            stream.log.uploader.require_snapshot()
         stream.versions.add(version)
-        self.is_version_stored = False
         log.info("export %s: version %s of %s", self._state.key, version.number, stream.id)
 
-    def read_versions(self, stream: str) -> list[SchemaVersion]:
-        """Return the later versions of a stream from the store."""
+    def restore_versions(self, stream: ExportStream, *, has_rows: bool) -> None:
+        """Restore the later versions of a stream from the store, and their epochs from the log.
+
+        ``has_rows``: rows were published, though their epochs may be gone.
+        """
         store = self._state.store
         rows = store.query(
             "SELECT number, ddl, arrow, first_epoch, opened FROM stream_schemas WHERE stream = ?"
             " ORDER BY number",
-            stream,
+            stream.id,
         )
-        with store.reading_row("stream_schemas", stream):
-            return [
-                SchemaVersion(
+        with store.reading_row("stream_schemas", stream.id):
+            for number, ddl, arrow, first_epoch, opened in rows:
+                version = SchemaVersion(
                     number=number,
                     ddl=ddl,
                     schema=pa.ipc.read_schema(pa.py_buffer(arrow)),
                     first_epoch=first_epoch,
                     opened=opened,
                 )
-                for number, ddl, arrow, first_epoch, opened in rows
-            ]
+                stream.versions.add(version)
+        first = stream.versions.all[0]
+        if has_rows:
+            first.first_epoch = 0
+        for _, manifest in sorted(stream.manifests.items()):
+            self._note_rows(stream, manifest)
 
-    def save_version(self) -> None:
-        """Under ``stored``, wait until the bucket has a new version; callers hold no lock."""
-        if not self.is_version_stored:
-            self._state.save_stored()
-            self.is_version_stored = True
+    def _note_rows(self, stream: ExportStream, manifest: Manifest) -> None:
+        version = stream.versions.note_rows(manifest.ddl, manifest.epoch) if manifest.rows else None
+        if version is not None and version.number > 1:
+            self._state.store.write(
+                "UPDATE stream_schemas SET first_epoch = ? WHERE stream = ? AND number = ?",
+                manifest.epoch,
+                stream.id,
+                version.number,
+            )
 
     def _open_stream(self, query: str, ddl: str, schema: pa.Schema) -> ExportStream:
         id_ = secrets.token_hex(8)
@@ -161,6 +169,7 @@ class EpochWriter:
     ) -> None:
         """Let readers plan an epoch that is durable."""
         stream.add_epoch(manifest, address)
+        self._note_rows(stream, manifest)
         self._ledger.publish(
             stream.id, to_ledger_epoch(manifest, stream.epoch_bytes(manifest.epoch))
         )

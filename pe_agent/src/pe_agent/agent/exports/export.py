@@ -30,7 +30,6 @@ from pe_agent.agent.exports.status import (
 )
 from pe_agent.agent.exports.stream import retained_epochs as retained
 from pe_agent.agent.exports.stream.export_stream import ExportStream
-from pe_agent.agent.exports.stream.schema_check import check_columns
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, SEALED
 from streambroker_core.ledger.epochs import Stream
 from streambroker_core.ledger.retention import RetentionLimits
@@ -90,8 +89,7 @@ class AgentExport:
             opened = state.directory.open(
                 id_, query=query, ddl=ddl, schema=schema, progress=progress
             )
-            for version in self.epochs.read_versions(id_):
-                opened.versions.add(version)
+            self.epochs.restore_versions(opened, has_rows=total > 0)
             self._restore_stream(opened, sealed == SEALED, next_, total)
         self.epochs.published_rows = sum(s.rows for s in ledger.streams.values())
         self.epochs.published_rows += sum(count for _, count in earlier)
@@ -176,18 +174,20 @@ class AgentExport:
     def set_schema_policy(self, policy: SchemaPolicy) -> None:
         """Apply a view's schema policy; it holds after a restart until the next view."""
         with self.state.lock:
-            if policy != self.state.schema_policy:
-                self.state.schema_policy = policy
+            self.state.schema_policy = policy
+            if self.state.store.get(self._policy_key) != policy:
                 self.state.store.set(self._policy_key, policy)
 
     def check_columns(self, schema: Schema, declared: SchemaPolicy, *, redeclare: bool) -> None:
         """Check columns that a publisher declares; the Export's own policy comes first.
 
         Raises:
-            SchemaIncompatibleError: see `check_columns`.
+            SchemaIncompatibleError: see `ExportState.check_columns`.
         """
         known = self._view_limits is not None and not redeclare
-        check_columns(self.state, schema, self.state.schema_policy if known else declared)
+        self.state.check_columns(schema, self.state.schema_policy if known else declared)
+        if redeclare:
+            self.state.schema_policy = declared  # until the broker's next view, which has it
 
     def _save_limits(self, limits: RetentionLimits) -> None:
         """Store a view's limits; they apply after a restart until the next view."""

@@ -16,6 +16,7 @@ from pe_agent.agent.exports.state_codec import encode_publisher, encode_reader
 from pe_agent.agent.exports.stream import retained_epochs as retained
 from pe_agent.agent.exports.stream.delivery_counts import DeliveryCounts
 from pe_agent.agent.exports.stream.export_stream import ExportStream
+from pe_agent.agent.exports.stream.schema_check import Wanted, check_columns
 from pe_agent.agent.exports.stream.stream_directory import StreamDirectory
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, Store
 from pe_agent.agent.storage.tier import StorageTier
@@ -25,7 +26,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.publisher import Publisher
 from streambroker_core.model import Durability
-from streambroker_core.model.schema import SchemaPolicy
+from streambroker_core.model.schema import Schema, SchemaPolicy, parse_ddl
 
 SEGMENT_BYTES = 64 << 20
 _SAVE_PUBLISHER = "INSERT OR REPLACE INTO publishers VALUES (?, ?)"
@@ -215,6 +216,31 @@ class ExportState:
                 " storage. Start the job with `storage=` or $STREAMBROKER_STORAGE, or set the"
                 " durability to `local`."
             )
+
+    def check_columns(self, after: Schema, policy: SchemaPolicy) -> None:
+        """Compare a publisher's columns with those that were published last, if any.
+
+        Raises:
+            SchemaIncompatibleError: the policy does not allow the change.
+        """
+        with self.lock:
+            published = (s.versions.published for s in reversed(self.streams.values()))
+            last = next((v for v in published if v.first_epoch is not None), None)
+            before = None if last is None else parse_ddl(last.ddl)
+            if before is None or before == after:
+                return
+            now = self.clock()
+            readers = [
+                Wanted(
+                    import_=reader.import_,
+                    columns=self.deliveries.wanted.get(reader.id),
+                    names=self.deliveries.for_reader(reader.id).columns,
+                    filter=self.deliveries.for_reader(reader.id).filter,
+                )
+                for reader in self.ledger.readers.values()
+                if reader.routed and not reader.once and self.ledger.claims.has_claims(reader, now)
+            ]
+        check_columns(self.key, policy, before, after, readers)
 
     @contextlib.contextmanager
     def epoch_in_flight(self) -> Iterator[None]:

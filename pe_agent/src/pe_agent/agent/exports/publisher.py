@@ -23,7 +23,6 @@ from pe_agent.agent.exports.epoch_writer import EpochWriter
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, ManifestControl, ObjectBlock, Stage
-from pe_agent.agent.exports.stream.schema_check import check_columns
 from pe_agent.log.errors import LogError
 from pe_agent.log.objects.direct import attempt_of
 from streambroker_core.control.tuples.epoch_control import (
@@ -139,11 +138,11 @@ class ExportPublisher:
         self._state.check_storage()
         with self._state.lock:
             now, before = self._state.clock(), self._publisher.run
-            self._check_columns(query, run, ddl)
             flight = self._state.in_flight
             if flight is not None and flight != (query, run):
                 renewals = self._publisher.renewals
                 return {"occupied": {"holder": flight[0], "renewed": renewals, "seconds": 1.0}}
+            self._check_columns(query, run, batch, ddl)
             verdict = self._publisher.admit(
                 query=query, run=run, batch=batch, schema=ddl, now=now, renewed=renewed
             )
@@ -164,13 +163,15 @@ class ExportPublisher:
             self._admitted = (run, batch)
             return {"admitted": True, **({"direct": True} if self._is_direct() else {})}
 
-    def _check_columns(self, query: str, run: str, ddl: str) -> None:
-        newest = next(reversed(self._state.streams.values()), None)
-        if newest is None or newest.ddl == ddl:
-            return
+    def _check_columns(self, query: str, run: str, batch: int, ddl: str) -> None:
+        """Check columns of a query that would be admitted; others learn that they have to wait."""
         if query == self._publisher.query:
             self._publisher.check_run(run)
-        check_columns(self._state, parse_ddl(ddl), self._state.schema_policy)
+            if self._publisher.is_published(batch):
+                return
+        elif self._state.clock() < self._publisher.lease_expires:
+            return
+        self._state.check_columns(parse_ddl(ddl), self._state.schema_policy)
 
     def stage(
         self,
@@ -227,7 +228,6 @@ class ExportPublisher:
         objects = None if begun is None else begun.objects
         if begun is None or objects is None:
             raise NotAdmittedError(f"batch {batch} of {self._key} takes no objects now.")
-        self._epochs.save_version()
         if self._run_in_bucket != run:
             # A successor that does not know the run would delete its objects.
             with self._state.lock:
@@ -258,11 +258,10 @@ class ExportPublisher:
     def _begin_stage(
         self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema
     ) -> tuple[ExportStream, Stage] | None:
-        current = self._stream_for_stage(query, run, batch, ddl, schema)
-        if current is None:
-            return None
-        self._epochs.save_version()
         with self._state.lock:
+            current = self._stream_for_stage(query, run, batch, ddl, schema)
+            if current is None:
+                return None
             return current, current.begin(query=query, run=run, batch=batch, ddl=ddl)
 
     def _stream_for_stage(
@@ -323,9 +322,7 @@ class ExportPublisher:
         )
         with self._state.publishing:
             self._check_objects(request)
-            published = self._publish(request)
-            self._epochs.save_version()
-            return published
+            return self._publish(request)
 
     def _check_objects(self, request: _Commit) -> None:
         """Look for the objects of a batch that is to be published.

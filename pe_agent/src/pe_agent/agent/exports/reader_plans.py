@@ -83,14 +83,15 @@ class ReaderPlans:
         """
         outcomes: list[Plan | Exception] = []
         with self._state.lock:
-            wide = self._find_too_wide(schema, excluded)
+            wide = self.find_too_wide(schema)
+            stops = wide | dict.fromkeys(excluded, (0, ""))
             # No sweep in the transaction: logs are deleted once the store has that.
             with self._state.store.transaction():
                 for request in requests:
                     try:
                         self._deliveries.wanted[request.reader] = schema
-                        plan = self._plan(request, filter_, columns, wide)
-                        outcomes.append(self._check_width(plan, wide))
+                        plan = self._plan(request, filter_, columns, stops)
+                        outcomes.append(self._check_width(request, plan, stops))
                     except Exception as error:
                         outcomes.append(error)
                 self._forget_evicted()
@@ -101,26 +102,48 @@ class ReaderPlans:
             self._state.notify()
         return self._store_new_readers(requests, outcomes)
 
-    def _find_too_wide(
-        self, schema: str | None, excluded: Collection[str]
-    ) -> dict[str, tuple[int, str]]:
-        """Return the epoch before which readers stop, by stream, and why."""
-        wide = {s.id: first_too_wide(s, schema) for s in self._state.streams.values()}
-        found = {stream: stop for stream, stop in wide.items() if stop is not None}
-        return found | dict.fromkeys(excluded, (0, ""))
+    def find_too_wide(self, schema: str | None) -> dict[str, tuple[int, str]]:
+        """Return the epoch before which readers of columns as DDL stop, by stream, and why."""
+        with self._state.lock:
+            wide = {s.id: first_too_wide(s, schema) for s in self._state.streams.values()}
+        return {stream: stop for stream, stop in wide.items() if stop is not None}
+
+    def list_misfits(
+        self, reader: str, mismatches: Mapping[str, str], wide: Mapping[str, tuple[int, str]]
+    ) -> list[str]:
+        """Return why a reader gets nothing of streams that have, or may get, epochs for it."""
+        found = {s: w for s, (n, w) in wide.items() if self._begins_too_wide(reader, s, n)}
+        found.update(mismatches)
+        return [why for stream, why in found.items() if self.blocks_reader(reader, stream)]
+
+    def _begins_too_wide(self, reader: str, stream: str, stop: int) -> bool:
+        """Return whether a reader never had a narrower epoch of a stream."""
+        with self._state.lock:
+            known = self._ledger.readers.get(reader)
+            cursor = known.cursors.get(stream) if known else None
+            return cursor is None or cursor.first >= stop
 
     def _check_width(
-        self, plan: Plan, wide: Mapping[str, tuple[int, str]]
+        self, request: PlanRequest, plan: Plan, wide: Mapping[str, tuple[int, str]]
     ) -> Plan | SchemaWidenedError:
-        """Return the plan, or an error if it is empty because the next epoch is too wide."""
+        """Return the plan, or an error if only rows of wider types follow what the reader had.
+
+        A reader that had none of the stream is not stopped: the Export does not fit it.
+        """
         if any(p.from_ < p.next for p in plan.planned):
             return plan
         for planned in plan.planned:
-            stop, why = wide.get(planned.stream, (0, ""))
-            if why and planned.from_ >= stop < self._ledger.streams[planned.stream].next:
+            name = planned.stream
+            stop, why = wide.get(name, (0, ""))
+            stream = self._ledger.streams[name]
+            is_limited = request.limit is not None and request.limit.get(name, 0) <= stop
+            unread = request.control is not None and planned.from_ < stop
+            if not why or is_limited or unread or stream.rows_between(planned.from_, stop):
+                continue
+            if stop < stream.next and not self._begins_too_wide(request.reader, name, stop):
                 return SchemaWidenedError(
-                    f"stream {planned.stream} of export {self._state.key}: {why}. All earlier rows"
-                    " are read. Start the query again with the wider type in schema=, and the same"
+                    f"stream {name} of export {self._state.key}: {why}. All earlier rows are read."
+                    " Start the query again with the wider type in schema=, and the same"
                     " checkpoint; operators and sinks have to take the wider type too."
                 )
         return plan

@@ -155,12 +155,21 @@ class OffsetPlanner:
     def _rows_behind(self, reader: ImportReader, end: Offset) -> int | None:
         """Return how many rows follow an offset, before filters; None if not all are known."""
         behind = 0
-        for stream, position in end.streams.items():
-            known = self.state.peers.rows(reader.export_by_stream.get(stream, ""))
-            next_, below = reader.rows_below.get(stream, (-1, 0))
-            if next_ != position.next or stream not in known:
-                return None
-            behind += max(0, known[stream] - below)
+        for export in end.last:
+            heads = self.state.peers.heads(export) or {}
+            known = self.state.peers.rows(export)
+            last = max((n for n, s in enumerate(heads) if s in end.streams), default=-1)
+            for number, (stream, head) in enumerate(heads.items()):
+                position = end.streams.get(stream)
+                if position is not None and position.next < head:
+                    next_, below = reader.rows_below.get(stream, (-1, 0))
+                    if next_ != position.next or stream not in known:
+                        return None
+                    behind += max(0, known[stream] - below)
+                elif position is None and number > last and head:
+                    if stream not in known:
+                        return None
+                    behind += known[stream]
         return behind
 
     def _lagging_exports(

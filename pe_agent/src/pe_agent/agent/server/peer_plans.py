@@ -96,6 +96,7 @@ class PlanService:
         try:
             self._access.check_filter(export, request.filter)
             mismatches = plans.schema_mismatches(request.filter, request.columns, request.schema)
+            wide = plans.find_too_wide(request.schema)
             common = to_plan_request(request, AuthorizedRead(export, ""))
             planned = plans.plan_all(
                 [
@@ -122,7 +123,7 @@ class PlanService:
             if isinstance(plan, Exception)
             else to_response(
                 plan,
-                [why for s, why in mismatches.items() if plans.blocks_reader(reader.reader, s)],
+                plans.list_misfits(reader.reader, mismatches, wide),
                 self._access.pass_for(export.key, reader.import_, reader.reader),
             )
             for reader, plan in zip(authorized, planned, strict=True)

@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS streams (
 -- columns of a stream after its first ones, which the table streams has
 CREATE TABLE IF NOT EXISTS stream_schemas (
     stream TEXT, number INTEGER, ddl TEXT NOT NULL, arrow BLOB NOT NULL,
-    first_epoch INTEGER NOT NULL, opened REAL NOT NULL, PRIMARY KEY (stream, number));
+    first_epoch INTEGER, opened REAL NOT NULL, PRIMARY KEY (stream, number));
 CREATE TABLE IF NOT EXISTS publishers (export TEXT PRIMARY KEY, state TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS readers (export TEXT, id TEXT, state TEXT NOT NULL,
     PRIMARY KEY (export, id));

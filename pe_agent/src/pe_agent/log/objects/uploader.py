@@ -88,6 +88,8 @@ class LogUploader:
         self._source = source
         self._request = request
         self._before = before
+        self._has_snapshot = False
+        """Whether a snapshot has all that readers of the next part need."""
         self._begun: SyncedSegment | None = None
         """The segment that was uploaded last, or in part."""
         self._deferred: int | None = 0
@@ -99,6 +101,10 @@ class LogUploader:
         """Ends of what was synced at some times, oldest first, that are not uploaded."""
 
     # -- for any thread ----------------------------------------------------------------------
+
+    def require_snapshot(self) -> None:
+        """Have a snapshot written before the next part: its rows need what the store has now."""
+        self._has_snapshot = False
 
     def request(self) -> None:
         """Have what is synced uploaded soon."""
@@ -233,8 +239,14 @@ class LogUploader:
             self._changed.notify_all()
 
     def _upload_all(self) -> None:
-        if self._begun is None:
-            self._before()
+        if not self._has_snapshot:
+            # Set first: what is required meanwhile may not be in this snapshot.
+            self._has_snapshot = True
+            try:
+                self._before()
+            except BaseException:
+                self._has_snapshot = False
+                raise
         # Before the segments are listed: frames of these may have been moved into later ones.
         dropped = list(self._dropped)
         first = self._folder.first_in_parts()

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pe_agent.agent.exports.stream.compactor import Compactor
 from pe_agent.agent.exports.stream.manifests import AnyBlock, Block, Manifest, Stage
-from pe_agent.agent.exports.stream.schema_versions import SchemaVersion, SchemaVersions
+from pe_agent.agent.exports.stream.schema_versions import SchemaVersions
 from pe_agent.agent.exports.stream.stream_index import StreamIndex
 from pe_agent.log.errors import AddressGone, ObjectCorrupt
 from pe_agent.log.frames import Address, Kind
@@ -59,7 +59,7 @@ class ExportStream:
         self.id = id_
         self.log = log
         self.query = query
-        self.versions = SchemaVersions([SchemaVersion(number=1, ddl=ddl, schema=schema)])
+        self.versions = SchemaVersions(ddl, schema)
         self.objects = objects
         self._index = StreamIndex()
         self.manifests = self._index.manifests
@@ -169,7 +169,7 @@ class ExportStream:
         Raises:
             StageDiscardedError: its batch was published, aborted or replaced in the meantime.
         """
-        schema = self.versions.of(stage.ddl).schema
+        schema = self.versions.of(stage.ddl or self.ddl).schema
         if batch.schema != schema:
             batch = self._cast_batch(batch, schema)
         payload = batch.serialize()

@@ -35,7 +35,7 @@ def _coverage_gap(ddl: str, schema: str) -> str | None:
 
 def first_too_wide(stream: ExportStream, schema: str | None) -> tuple[int, str] | None:
     """Return the first epoch with wider types than those of ``schema``, and why; None if none."""
-    return None if schema is None else stream.versions.find_unreadable(parse_ddl(schema))
+    return None if schema is None else stream.versions.find_unreadable(schema)
 
 
 def schema_mismatch(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from pe_agent.agent.exports.export_state import ExportState
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.matching.decide import filter_problem
 from streambroker_core.model.schema import Schema, SchemaPolicy, parse_ddl
 from streambroker_core.model.schema_changes import SchemaChange, compare_schemas
 
@@ -24,50 +26,64 @@ class SchemaIncompatibleError(StreambrokerError):
     code = "SchemaIncompatible"
 
 
-def check_columns(state: ExportState, after: Schema, policy: SchemaPolicy) -> None:
-    """Compare new columns with those of the newest stream; log importers that have to restart.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a reader of an export needs.
+
+    Attributes:
+        columns: columns as DDL; None if unknown, then their ``names`` are used.
+        names: names of its columns, None for all.
+    """
+
+    import_: str
+    columns: str | None
+    names: Sequence[str] | None
+    filter: str | None
+
+
+def check_columns(
+    export: str,
+    policy: SchemaPolicy,
+    before: Schema,
+    after: Schema,
+    readers: Iterable[Wanted],
+) -> None:
+    """Compare new columns with those published last; log importers that have to restart.
 
     Raises:
         SchemaIncompatibleError: the policy does not allow the change, or an importer reads a
             column that is removed.
     """
-    with state.lock:
-        stream = next(reversed(state.streams.values()), None)
-        if stream is None or not state.ledger.streams[stream.id].next:
-            return
-        before = parse_ddl(stream.versions.published(state.ledger.streams[stream.id].next).ddl)
-        change = compare_schemas(before, after)
-        readers = _find_broken(state, before, change)
+    change = compare_schemas(before, after)
+    broken = sorted({r.import_ for r in readers if _is_broken(r, before, after, change)})
     refused = change.refused_by(policy)
-    if policy != "none" and readers and not refused.describe():
+    if policy != "none" and broken and not refused.describe():
         refused = SchemaChange(removed=change.removed)
-    names = ", ".join(readers)
+    names = ", ".join(broken)
     if refused.describe():
-        broken = f" Imports that would break: {names}." if readers else ""
+        would_break = f" Imports that would break: {names}." if broken else ""
         raise SchemaIncompatibleError(
-            f"the columns of export {state.key} may not change like this: {refused.describe()}."
-            f"{broken} Its schemaPolicy is {policy}, which {_MEANING[policy]}. Keep the columns,"
-            " publish under another port, or set schema_policy='none' with redeclare=True: then a"
-            " new stream begins, and importers that need the old columns read no more."
+            f"the columns of export {export} may not change like this: {refused.describe()}."
+            f"{would_break} Its schemaPolicy is {policy}, which {_MEANING[policy]}. Keep the"
+            " columns, publish under another port, or set schema_policy='none' with"
+            " redeclare=True: then a new stream begins, and importers that need the old columns"
+            " read no more."
         )
-    if readers:
+    if broken:
         log.warning(
             "export %s: %s. The queries of these Imports stop before rows of that, until they are"
             " started again with the new columns: %s",
-            state.key,
+            export,
             change.describe(),
             names,
         )
 
 
-def _find_broken(state: ExportState, before: Schema, change: SchemaChange) -> list[str]:
-    """Return the Imports with a reader that cannot read rows after the change."""
+def _is_broken(wanted: Wanted, before: Schema, after: Schema, change: SchemaChange) -> bool:
     exported = {c.name: c for c in before}
-    broken = set[str]()
-    for reader in state.ledger.readers.values():
-        ddl = state.deliveries.wanted.get(reader.id)
-        names = state.deliveries.for_reader(reader.id).columns or exported
-        wanted = parse_ddl(ddl) if ddl else tuple(exported[n] for n in names if n in exported)
-        if reader.routed and not reader.once and change.breaks(wanted):
-            broken.add(reader.import_)
-    return sorted(broken)
+    names = exported if wanted.names is None else wanted.names
+    known = tuple(exported[n] for n in names if n in exported)
+    if change.breaks(parse_ddl(wanted.columns) if wanted.columns else known):
+        return True
+    fits = filter_problem(wanted.filter, before) is None
+    return fits and filter_problem(wanted.filter, after) is not None

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pyarrow as pa
 
-from streambroker_core.model.schema import Schema, parse_ddl
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.model.schema import parse_ddl
 from streambroker_core.model.schema_changes import is_readable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionUnknownError(StreambrokerError):
+    """The agent does not know the columns of an epoch, so its rows cannot be read."""
+
+    code = "LogCorrupt"
+
+
+@dataclass(slots=True, kw_only=True)
 class SchemaVersion:
     """Columns of a stream.
 
@@ -19,23 +27,24 @@ class SchemaVersion:
         number: 1 for the first columns of a stream.
         ddl: columns as Spark DDL.
         schema: columns in Arrow.
-        first_epoch: the first epoch that may have them.
+        first_epoch: the first epoch with rows of it; None before.
         opened: seconds since 1970; 0 if unknown.
     """
 
     number: int
     ddl: str
     schema: pa.Schema
-    first_epoch: int = 0
+    first_epoch: int | None = None
     opened: float = 0.0
 
 
 class SchemaVersions:
     """All versions of one stream, in order. Thread-safe: entries are only appended."""
 
-    def __init__(self, versions: Iterable[SchemaVersion]) -> None:
-        self._versions = list(versions)
-        self._by_ddl = {v.ddl: v for v in reversed(self._versions)}
+    def __init__(self, ddl: str, schema: pa.Schema) -> None:
+        first = SchemaVersion(number=1, ddl=ddl, schema=schema)
+        self._versions = [first]
+        self._by_ddl = {ddl: first}
 
     @property
     def newest(self) -> SchemaVersion:
@@ -47,43 +56,71 @@ class SchemaVersions:
         """All versions, the oldest first."""
         return tuple(self._versions)
 
-    def published(self, next_: int) -> SchemaVersion:
-        """Return the newest version of the epochs below ``next_``; the first one without epochs.
-
-        A later one was opened for a batch that was not published.
-        """
-        found = [v for v in self._versions if v.first_epoch < next_]
+    @property
+    def published(self) -> SchemaVersion:
+        """The newest version with rows that were published; the first one without any."""
+        found = [v for v in self._versions if v.first_epoch is not None]
         return found[-1] if found else self._versions[0]
 
-    def add(self, version: SchemaVersion) -> None:
-        """Append a version, which has the columns of the published ones or wider ones."""
-        self._by_ddl.setdefault(version.ddl, version)
+    def add(self, version: SchemaVersion) -> SchemaVersion:
+        """Append and return a version, which has the columns of the published ones or wider ones.
+
+        Columns that come back keep their Arrow schema.
+        """
+        if version.ddl in self._by_ddl:
+            version.schema = self._by_ddl[version.ddl].schema
+        self._by_ddl[version.ddl] = version
         self._versions.append(version)
+        return version
+
+    def note_rows(self, ddl: str, epoch: int) -> SchemaVersion | None:
+        """Record that an epoch has rows of a version; return the version if it is the first."""
+        version = self._by_ddl.get(ddl)
+        if version is None or version.first_epoch is not None:
+            return None
+        version.first_epoch = epoch
+        return version
 
     def of(self, ddl: str) -> SchemaVersion:
-        """Return the version of an epoch's columns."""
-        return self._by_ddl.get(ddl, self._versions[0])
+        """Return the version of an epoch's columns.
+
+        Raises:
+            VersionUnknownError: there is none.
+        """
+        version = self._by_ddl.get(ddl)
+        if version is None:
+            raise VersionUnknownError(
+                f"rows have the columns {ddl}, which the agent's store does not know. Restore"
+                " `state.sqlite` of the data directory, or start the exporter with a new directory."
+            )
+        return version
 
     def newest_of(self, ddls: Collection[str]) -> SchemaVersion:
         """Return the latest version of some epochs' columns; the newest one without epochs."""
         found = [self.of(ddl) for ddl in ddls]
         return max(found, key=lambda v: v.number, default=self.newest)
 
-    def find_unreadable(self, wanted: Schema) -> tuple[int, str] | None:
-        """Return the first epoch whose columns are too wide for a reader, and why; else None."""
-        following = [*(v.first_epoch for v in self._versions[1:]), -1]
-        for version, next_ in zip(self._versions, following, strict=False):
-            if version.first_epoch == next_:
-                continue  # none of its epochs was published
-            types = {c.name: c.type for c in parse_ddl(version.ddl)}
-            for column in wanted:
-                found = types.get(column.name, column.type)
-                if not is_readable(found, column.type):
-                    return version.first_epoch, (
-                        f"column `{column.name}` is {found} from epoch {version.first_epoch} on,"
-                        f" and the reader has {column.type}"
-                    )
+    def find_unreadable(self, wanted: str) -> tuple[int, str] | None:
+        """Return the first epoch too wide for a reader of columns as DDL, and why; else None."""
+        for version in self._versions:
+            epoch = version.first_epoch
+            found = None if epoch is None else _find_too_wide(version.ddl, wanted)
+            if epoch is not None and found is not None:
+                name, exported, read = found
+                why = f"column `{name}` is {exported} from epoch {epoch} on"
+                return epoch, f"{why}, and the reader has {read}"
         return None
+
+
+@lru_cache(maxsize=1024)
+def _find_too_wide(ddl: str, wanted: str) -> tuple[str, str, str] | None:
+    """Return the first column that is too wide for a reader, its type, and that of the reader."""
+    types = {c.name: c.type for c in parse_ddl(ddl)}
+    for column in parse_ddl(wanted):
+        found = types.get(column.name, column.type)
+        if not is_readable(found, column.type):
+            return column.name, found, column.type
+    return None
 
 
 def adapt(batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.RecordBatch:
