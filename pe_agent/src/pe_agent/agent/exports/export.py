@@ -34,7 +34,7 @@ from pe_agent.agent.state.store import FORGOTTEN, REMOVED, SEALED
 from streambroker_core.ledger.epochs import Stream
 from streambroker_core.ledger.retention import RetentionLimits
 from streambroker_core.model import Durability
-from streambroker_core.model.schema import Schema, SchemaPolicy
+from streambroker_core.model.schema import Schema, SchemaPolicy, to_ddl
 from streambroker_core.wire.broker.view import SCHEMA_POLICIES
 
 log = logging.getLogger("pe_agent")
@@ -185,7 +185,7 @@ class AgentExport:
             SchemaIncompatibleError: see `ExportState.check_columns`.
         """
         known = self._view_limits is not None and not redeclare
-        self.state.check_columns(schema, self.state.schema_policy if known else declared)
+        self.state.check_columns(to_ddl(schema), self.state.schema_policy if known else declared)
         if redeclare:
             self.state.schema_policy = declared  # until the broker's next view, which has it
 

@@ -26,7 +26,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.publisher import Publisher
 from streambroker_core.model import Durability
-from streambroker_core.model.schema import Schema, SchemaPolicy, parse_ddl
+from streambroker_core.model.schema import SchemaPolicy, parse_ddl
 
 SEGMENT_BYTES = 64 << 20
 _SAVE_PUBLISHER = "INSERT OR REPLACE INTO publishers VALUES (?, ?)"
@@ -217,8 +217,8 @@ class ExportState:
                 " durability to `local`."
             )
 
-    def check_columns(self, after: Schema, policy: SchemaPolicy) -> None:
-        """Compare a publisher's columns with those that were published last, if any.
+    def check_columns(self, ddl: str, policy: SchemaPolicy) -> None:
+        """Compare a publisher's columns, as DDL, with those that were published last, if any.
 
         Raises:
             SchemaIncompatibleError: the policy does not allow the change.
@@ -226,9 +226,9 @@ class ExportState:
         with self.lock:
             published = (s.versions.published for s in reversed(self.streams.values()))
             last = next((v for v in published if v.first_epoch is not None), None)
-            before = None if last is None else parse_ddl(last.ddl)
-            if before is None or before == after:
+            if last is None or last.ddl == ddl:
                 return
+            before, after = parse_ddl(last.ddl), parse_ddl(ddl)
             now = self.clock()
             readers = [
                 Wanted(

@@ -32,7 +32,6 @@ from streambroker_core.control.tuples.epoch_control import (
 from streambroker_core.control.tuples.window_bounds import make_control_head
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.publisher import Publisher, PublisherBusy
-from streambroker_core.model.schema import parse_ddl
 
 log = logging.getLogger("pe_agent")
 
@@ -171,7 +170,7 @@ class ExportPublisher:
                 return
         elif self._state.clock() < self._publisher.lease_expires:
             return
-        self._state.check_columns(parse_ddl(ddl), self._state.schema_policy)
+        self._state.check_columns(ddl, self._state.schema_policy)
 
     def stage(
         self,
