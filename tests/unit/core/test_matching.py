@@ -69,9 +69,15 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("a column is missing", {"schema": SIZE}, {"schema": PRICE}, "SchemaMismatch"),
     (
         "a column has another type",
-        {"schema": [{"name": "price", "type": "float"}]},
+        {"schema": [{"name": "price", "type": "bigint"}]},
         {"schema": PRICE},
         "SchemaMismatch",
+    ),
+    (
+        "a column has a type that widens",
+        {"schema": [{"name": "price", "type": "float"}]},
+        {"schema": PRICE},
+        "Match",
     ),
     ("the export has not said its columns", {}, {"schema": PRICE}, "Match"),
     ("the job is revoked", {"revoked": ["default/alerts"]}, {}, "Revoked"),
