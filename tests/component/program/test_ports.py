@@ -47,7 +47,7 @@ def test_the_ports_getters_never_raise_and_say_when_they_are_stale(own: World) -
     own.process.stop(end_agent=True)
     assert (values(), port.stale, exported.stale) == (held, True, True)
     own.broker = own.broker.restart()
-    assert (values(), port.stale) == (held, False)
+    until(lambda: (values(), port.stale) == (held, False), SECONDS, "values of the broker")
     own.ask("PUT", f"import/{name}/filter", {"filter": "price > 2.0"})
     assert port.stale
 

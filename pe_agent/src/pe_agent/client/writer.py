@@ -115,8 +115,9 @@ class Writer:
         """Publish rows as one epoch; waits while readers with ``wait`` hold the full log.
 
         Args:
-            batch: number of the batch, larger than those before. A program that stores it with its
-                own progress may repeat a batch after a crash: each is published once.
+            batch: number of the batch, one above that before; a gap begins a new stream. A program
+                that stores it with its own progress may repeat a batch after a crash: each is
+                published once.
             rows: columns are selected by name and cast to the schema.
 
         Returns:
