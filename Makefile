@@ -128,7 +128,7 @@ test: $(READY) ## checks and all but slow tests; those on an API server only if 
 	$(MAPPED) $(BIN)/python tests/run.py -m "$(SELECTED)" --durations 20
 
 .PHONY: test-all
-test-all: $(READY) kube-assets storage-server kafka-jars .promtool/usr/bin/promtool ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
+test-all: $(READY) kube-assets operator-crds storage-server kafka-jars .promtool/usr/bin/promtool ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test SELECTED="not long and not node"
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test-console
 
@@ -188,7 +188,7 @@ test-upgrade: $(READY) ## the last release with this one, upgraded and rolled ba
 	$(BIN)/python -m pytest tests/component/upgrade tests/component/kubernetes/test_chart_install.py tests/component/kubernetes/test_crds.py
 
 .PHONY: test-kubernetes
-test-kubernetes: $(READY) kube-assets ## the tests on an API server, also of another version: KUBERNETES=v1.33.13
+test-kubernetes: $(READY) kube-assets operator-crds ## the tests on an API server, also of another version: KUBERNETES=v1.33.13
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(BIN)/python -m pytest tests/component/kubernetes -m "not long and not node"
 
 .PHONY: test-connect
@@ -227,6 +227,11 @@ storage-drill: $(READY) storage-server ## lose the disk of an agent RUNS times u
 .PHONY: kube-assets
 kube-assets: ## build kube-apiserver, etcd and kubectl for the tests, once: 6 minutes, needs Go
 	tests/cluster/build.sh api
+
+# Kept in .kube/spark-operator. Without them, the tests of the manifests for this operator are skipped.
+.PHONY: operator-crds
+operator-crds: ## fetch the definitions of Kubeflow's Spark operator for the tests, once: needs Go
+	tests/cluster/operators/fetch.sh || echo "operator-crds: not fetched, so the tests of manifests for the operator will be skipped"
 
 .PHONY: kube-node
 kube-node: ## build what a node needs as well: kubelet and the like
