@@ -22,6 +22,7 @@ NAMES = (
     "agent_tls",
     "spark_to_agent",
     "agent_to_spark",
+    "observed",
     "spark_connect",
     "spark_to_spark",
     "spark_to_spark_stored",

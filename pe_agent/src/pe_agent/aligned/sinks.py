@@ -47,7 +47,7 @@ from streambroker_core.control.tuples import ControlTuple, Delivery
 from streambroker_core.errors import AlignedError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from pe_agent.aligned.data import ControlFrame, RowsFrame
 
@@ -77,7 +77,8 @@ def sink_for_outputs(
             f"publish_outputs is given {ports}: each output needs an export of its own."
         )
     chosen = functions.col("output").isin(list(ports)) & (functions.col("kind") != PROGRESS)
-    return frame.where(chosen), _build_sink(frame, exports)
+    rows = {port: _count_emitted(output) for output, port in ports.items()}
+    return frame.where(chosen), _build_sink(frame, exports, rows)
 
 
 def sink_for_rows(
@@ -102,11 +103,22 @@ def sink_for_rows(
         )
         frames.append(one.with_positions().select(*user, place.alias(SEQ), CONTROL))
     frame = reduce(lambda low, high: low.unionByName(high), frames)
-    sink = replace(_build_sink(frame, {"": export}), sizing_schema=columns)
-    return frame, sink
+    count = functions.count(functions.when(functions.col(CONTROL).isNull(), 1))
+    sink = _build_sink(frame, {"": export}, {export.port: count})
+    return frame, replace(sink, sizing_schema=columns)
 
 
-def _build_sink(frame: DataFrame, exports: Mapping[str, Publication]) -> Sink:
+def _count_emitted(output: str) -> Column:
+    from pyspark.sql import functions
+
+    is_rows = (functions.col("output") == output) & (functions.col("kind") == ROWS)
+    rows = functions.sum(functions.when(is_rows, functions.col("n")))
+    return functions.coalesce(rows, functions.lit(0))
+
+
+def _build_sink(
+    frame: DataFrame, exports: Mapping[str, Publication], rows: Mapping[str, Column]
+) -> Sink:
     register_source(frame.sparkSession, OutputsSink)
     outputs = {
         output: {"port": one.port, "columns": one.columns.jsonValue()}
@@ -116,6 +128,7 @@ def _build_sink(frame: DataFrame, exports: Mapping[str, Publication]) -> Sink:
         exports=tuple(exports.values()),
         format=FORMAT,
         options={"outputs": json.dumps(outputs)},
+        rows=rows,
     )
 
 

@@ -4,7 +4,7 @@ With ``control``, ``read()`` returns core's packed row schema:
 
 - rows with their position among all rows of the batch,
 - control tuples, for every bucket,
-- per task one row for no bucket, with the largest event time.
+- per task one row for no bucket, with the largest event time and the number of rows.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from streambroker_core.control.tuples.window_bounds import merge_controls
 from streambroker_core.errors import StreambrokerError
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column
     from pyspark.sql.types import StructType
 
 UNKNOWN_ROWS = (1 << 31) - 1
@@ -144,6 +145,7 @@ class ImportPacker:
         self._has_latest = "latest" in ticket
         self._row_packer: RowPacker | None = None
         self._latest: int | None = None
+        self._rows = 0
 
     def _sequence_at(self, number: int) -> int:
         return sequence(rank=self._packing.rank, part=self._stream_number, number=number)
@@ -154,6 +156,7 @@ class ImportPacker:
         """Pack a block's rows that passed the filter; without ``row_numbers`` all passed."""
         if self._row_packer is None:
             self._row_packer = RowPacker(self._packing.layout(batch.schema))
+        self._rows += batch.num_rows
         first = self._sequence_at(self._rows_before[block])
         seq = (
             consecutive_numbers(first, batch.num_rows)
@@ -230,10 +233,22 @@ class ImportPacker:
         )
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield the remaining rows, and the row for no bucket with the largest event time."""
+        """Yield the remaining rows, and the row for no bucket with largest event time and count."""
         if self._row_packer is not None:
             yield from self._row_packer.flush()
-        yield pack_watermark(self._latest)
+        yield pack_watermark(self._latest, self._rows)
+
+
+def count_rows() -> Column:
+    """Return the number of rows that the tasks of a packed frame have read, as an aggregate.
+
+    Their watermark rows have it. The other packed rows have control tuples, too, and each row of a
+    broadcast input once for each bucket.
+    """
+    from pyspark.sql import functions
+
+    packed = functions.when(functions.col("n") == 0, functions.col("seq"))
+    return functions.coalesce(functions.sum(packed), functions.lit(0))
 
 
 def link_control_slices(slices: Sequence[Ticket]) -> list[Ticket]:

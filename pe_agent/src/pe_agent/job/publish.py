@@ -12,6 +12,7 @@ from pe_agent.datasource.schemas import Columns, as_ddl
 from pe_agent.job.arguments import ArgumentError, check_keywords
 from pe_agent.job.port_settings import ExportSettings, export_spec
 from pe_agent.spark.batch_size import limit_batches_by_rows
+from pe_agent.spark.observed_rows import export_metric, observe_rows
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.spark.session import active_session
 from streambroker_core.model.schema import parse_ddl, to_items
@@ -19,7 +20,7 @@ from streambroker_core.model.schema import parse_ddl, to_items
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
@@ -44,12 +45,14 @@ class Sink:
         exports: the exports that it publishes to.
         options: options of the sink, without those that identify the agent.
         sizing_schema: columns that decide whether batches are cut by rows; None for all columns.
+        rows: by port, an aggregate of the frame: the rows of its export; without it, all rows.
     """
 
     exports: tuple[Publication, ...]
     format: str = "streambroker"
     options: Mapping[str, str] = field(default_factory=dict)
     sizing_schema: StructType | None = None
+    rows: Mapping[str, Column] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -236,6 +239,8 @@ def start_query(
     sources, ports = job.queries.sources(frame), tuple(one.port for one in sink.exports)
     job.queries.announce(ports, sources)
     options = {**sink.options, **job.agent_options()}
+    for port in ports:
+        frame = observe_rows(frame, export_metric(port), sink.rows.get(port))
     writer = frame.writeStream.format(sink.format).options(**options).outputMode("append")
     with (
         limit_batches_by_rows(frame.sparkSession, sink.sizing_schema or frame.schema),

@@ -7,6 +7,7 @@ A packed row is ``bucket, seq, n, event_time, payload``.
 - Its schema metadata hold the format version, the port and, for rows, the layout.
 - ``event_time`` is null except in watermark rows, which have no payload. So no packed row counts as
   late on the way.
+- ``seq`` of a watermark row is the number of rows that its task has packed.
 """
 
 from __future__ import annotations
@@ -170,15 +171,17 @@ def pack_control_row(positioned: Sequence[PositionedControl], port: str) -> Pack
     )
 
 
-def pack_watermark(time: int | None) -> pa.RecordBatch:
+def pack_watermark(time: int | None, rows: int = 0) -> pa.RecordBatch:
     """Return a task's watermark row, which belongs to no bucket.
 
-    ``time`` is the largest event time of the task's rows, in microseconds; None for none.
+    Args:
+        time: the largest event time of the task's rows, in microseconds; None for none.
+        rows: number of the task's rows, for a reader that counts them.
     """
     return pa.RecordBatch.from_arrays(
         [
             pa.array([NO_BUCKET], pa.int32()),
-            pa.array([0], pa.int64()),
+            pa.array([rows], pa.int64()),
             pa.array([0], pa.int32()),
             pa.array([time], pa.timestamp("us", "UTC")),
             pa.array([b""], pa.binary()),
