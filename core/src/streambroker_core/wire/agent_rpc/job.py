@@ -250,8 +250,18 @@ class QueryBegin(Request[QueryEnded]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryEnd(Request[None]):
-    """Remove a run of a query."""
+    """Remove a run of a query.
+
+    Attributes:
+        exports: ports that it published to.
+        code: error code of its failure, ``QueryFailed`` for an error of other code; empty if it has
+            not failed.
+        message: what has failed, as sentences.
+    """
 
     action: ClassVar[str] = "query.end"
     query: str | None
     run: str | None
+    exports: Sequence[str] = optional(())
+    code: str = optional("")
+    message: str = optional("")

@@ -17,10 +17,11 @@ from typing import Literal, TypeAlias, TypedDict
 
 from streambroker_core.board import Status
 from streambroker_core.board.wait_cycles import RING
-from streambroker_core.model import Durability, Export, Import, Resource
+from streambroker_core.model import Durability, Export, Import, Kind, PortKey, Resource
 from streambroker_core.model.properties import Value
 from streambroker_core.wire.encoding.canonical import JsonObject, digest
 from streambroker_core.wire.manifests.ports import write_spec
+from streambroker_core.wire.reports.health import Health
 from streambroker_core.wire.reports.storage_status import StorageStatus, stored_state
 from streambroker_operator.kubernetes.client.http_api import object_at
 from streambroker_operator.kubernetes.client.objects import MAX_MESSAGE
@@ -37,7 +38,7 @@ ConditionTime: TypeAlias = tuple[str, str, str]
 
 _TYPES = (
     *("Accepted", "Matched", "Programmed", "Ready", "Held", "Steered", "Ended", "InRing"),
-    *("Damaged", "Stored"),
+    *("Damaged", "Stored", "Healthy"),
 )
 _CONDITION_STATUSES: Mapping[str, ConditionStatus] = {"True": "True", "False": "False"}
 _CONDITION_FIELDS = ("type", "status", "reason", "message")
@@ -118,6 +119,7 @@ class PublishedStatus:
         nearest: generation and message of a `Matched` condition with reason `NoMatch`.
         damaged: message of `Damaged`; empty without that condition.
         stored: the condition `Stored`, None without it.
+        healthy: the condition `Healthy`, None without it.
         accepted: the last accepted generation; 0 for none.
     """
 
@@ -128,6 +130,7 @@ class PublishedStatus:
     nearest: tuple[int, str] = (0, "")
     damaged: str = ""
     stored: Condition | None = None
+    healthy: Condition | None = None
     accepted: int = 0
 
     @property
@@ -161,6 +164,7 @@ def desired_status(
     ended: bool | None = False,
     damaged: str | None = "",
     storage: StorageStatus | None = None,
+    healthy: Condition | None = None,
     nearest: str | None = None,
 ) -> DesiredStatus:
     """Return the desired status of a readable resource.
@@ -192,12 +196,9 @@ def desired_status(
         conditions.append(
             true_condition("InRing", RING, f"{status.ring[:1].upper()}{status.ring[1:]}")
         )
-    damaged = published.damaged if damaged is None else damaged
-    if runs and damaged:
-        conditions.append(true_condition("Damaged", "LogDamaged", damaged))
-    if runs and isinstance(resource, Export):
-        stored = stored_condition(resource.durability, storage, published)
-        conditions += [] if stored is None else [stored]
+    if runs:
+        damage = published.damaged if damaged is None else damaged
+        conditions += _reported_conditions(resource, damage, storage, healthy, published)
     rejected = resource.rejected
     valid = status.reason in _VALID_REASONS or published.accepted == resource.generation
     return DesiredStatus(
@@ -314,6 +315,7 @@ def read_published(status: object) -> PublishedStatus:
         programmed=next((c for c in conditions if c.type == "Programmed"), None),
         damaged=next((c.message for c in conditions if c.type == "Damaged"), ""),
         stored=next((c for c in conditions if c.type == "Stored"), None),
+        healthy=next((c for c in conditions if c.type == "Healthy"), None),
         nearest=next(
             (
                 (facts.generation, c.message)
@@ -369,6 +371,33 @@ def stored_condition(
         return None
     condition = true_condition("Stored", state.reason, state.message)
     return condition if state.is_stored else replace(condition, status="False")
+
+
+def _reported_conditions(
+    resource: Resource,
+    damaged: str,
+    storage: StorageStatus | None,
+    healthy: Condition | None,
+    published: PublishedStatus,
+) -> list[Condition]:
+    damage = true_condition("Damaged", "LogDamaged", damaged) if damaged else None
+    stored = None
+    if isinstance(resource, Export):
+        stored = stored_condition(resource.durability, storage, published)
+    return [one for one in (damage, stored, healthy) if one is not None]
+
+
+def healthy_condition(
+    health: Health | None, key: PortKey, kind: Kind, published: PublishedStatus
+) -> Condition | None:
+    """Return `Healthy`, None without it; without a report what is published stays."""
+    if health is None:
+        return published.healthy
+    state = health.find(kind, key.port)
+    if state is None:
+        return None
+    condition = true_condition("Healthy", state.reason, state.message)
+    return condition if state.is_healthy else replace(condition, status="False")
 
 
 def _matched_condition(resource: Resource, status: Status, nearest: str) -> Condition:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from streambroker_core.board import Action, BoardEvent, BoardReader, RoutesChanged
-from streambroker_core.model import RULE, AnyKind, Export, PeKey, PortKey
+from streambroker_core.model import RULE, AnyKind, PeKey, Resource, kind_of
 from streambroker_core.wire.broker.ended_exports import EndedExports
+from streambroker_core.wire.reports.health import Health
 from streambroker_core.wire.reports.rule_status import RuleStatusMap
 from streambroker_core.wire.reports.storage_status import StorageStatusMap
-from streambroker_operator.agents.ended_exports import ExportFacts
+from streambroker_operator.agents.port_reports import ChangedPort, PortFacts
 from streambroker_operator.cooperative import run_in_turns
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
 from streambroker_operator.kubernetes.client.documents import Document
@@ -25,6 +26,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     AgentReport,
     DamageReport,
     EndsReport,
+    HealthReport,
     RulesReport,
     StorageReport,
     ViewReport,
@@ -89,7 +91,7 @@ class StatusController:
             steered=lambda name: store.steering.description(name[1]),
             on_written=self._on_status_written,
             nearest=self._nearest.get,
-            on_export_state=self._on_export_state,
+            on_port_state=self._on_port_state,
             on_applied=on_applied,
             on_deleted=store.on_deleted,
             reoffer_all=self._reoffer_ports,
@@ -210,22 +212,23 @@ class StatusController:
         """Record the states of a job's rules."""
         self._on_own_report(pe, RulesReport(statuses, more))
 
-    def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[PortKey]:
+    def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[ChangedPort]:
         """Apply reported ends; effective only once the status is written."""
         self._on_own_report(pe, EndsReport(ends))
         return ()
 
     def apply_report(
-        self, pe: PeKey, damaged: Mapping[str, str], storage: StorageStatusMap
-    ) -> Sequence[PortKey]:
-        """Apply reported damage and uploads; effective only once the status is written."""
+        self, pe: PeKey, damaged: Mapping[str, str], storage: StorageStatusMap, health: Health
+    ) -> Sequence[ChangedPort]:
+        """Apply a report of ports; effective only once the status is written."""
         self._on_own_report(pe, DamageReport(damaged))
         self._on_own_report(pe, StorageReport(storage))
+        self._on_own_report(pe, HealthReport(health))
         return ()
 
-    def facts(self, export: Export) -> ExportFacts:
-        """Return what the status of an Export reports."""
-        return self.ports.published_facts(export.uid)
+    def facts(self, resource: Resource) -> PortFacts:
+        """Return what the status of an Export or Import reports."""
+        return self.ports.published_facts((kind_of(resource), resource.uid))
 
     def forget(self, pe: PeKey) -> None:
         """Do nothing: the reconcilers drop a PE when the board withdraws it."""
@@ -248,7 +251,7 @@ class StatusController:
         for note in transition_notes(write):
             self._record(note)
 
-    def _on_export_state(self, name: Name) -> None:
+    def _on_port_state(self, name: Name) -> None:
         kind, uid = name
         if kind != RULE:
             self.runtime.change_log.note_status(kind, uid)

@@ -1,4 +1,4 @@
-"""Last reports of agents about their exports, for the conditions `Ended`, `Damaged` and `Stored`.
+"""Last reports of agents, for the conditions `Ended`, `Damaged`, `Stored` and `Healthy`.
 
 - A new leader has no reports; the published status stays until an agent reports.
 - Older reports, and late ones of another instance, never replace newer ones.
@@ -59,6 +59,6 @@ class LastReports(Generic[T, V]):
         return previous is None or previous.content != report
 
     def find(self, key: PortKey) -> V | None:
-        """Return what the last report of its agent states of an export; None without a report."""
+        """Return what the last report of its agent states of a port; None without a report."""
         last = self._reports.get(key.owner)
         return None if last is None else self._read(last.content, key.port)

@@ -10,24 +10,29 @@ from streambroker_core.matching import Match
 from streambroker_core.model import RULE, AnyKind, Export, Kind, PeKey, PortKey, Resource, kind_of
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.broker.view import ExportPort
+from streambroker_core.wire.reports.health import Health, HealthState
 from streambroker_core.wire.reports.storage_status import (
     StorageStatus,
     StorageStatusMap,
     StoredState,
 )
-from streambroker_operator.agents.ended_exports import ExportFacts
+from streambroker_operator.agents.port_reports import PortFacts
 from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
+    HealthReport,
     PortReport,
+    StorageReport,
     ViewReport,
 )
 from streambroker_operator.kubernetes.status.conditions import (
     NOTHING_PUBLISHED,
+    Condition,
     DesiredStatus,
     PublishedStatus,
     desired_status,
+    healthy_condition,
     read_published,
     status_to_write,
     stored_condition,
@@ -53,7 +58,7 @@ class PortReconciler:
         steered: returns which fields of a resource are set at run time, as text, or None.
         on_written: called after a write.
         nearest: returns the message for a resource without matches, or None.
-        on_export_state: called with an Export whose published end, damage or uploads changed.
+        on_port_state: called with a port whose published end, damage, uploads or health changed.
         on_applied: called with the seconds from a changed view until its agent runs it.
         on_deleted: called with the uid of a deleted resource.
         reoffer_all: enqueues all resources after a list; by default synchronously.
@@ -67,7 +72,7 @@ class PortReconciler:
         steered: Callable[[Name], str | None] = lambda _: None,
         on_written: Callable[[StatusWrite], None] = lambda _: None,
         nearest: Callable[[Name, int], str | None] = lambda *_: None,
-        on_export_state: Callable[[Name], None] = lambda _: None,
+        on_port_state: Callable[[Name], None] = lambda _: None,
         on_applied: Callable[[float], None] = lambda _: None,
         on_deleted: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
@@ -80,7 +85,7 @@ class PortReconciler:
         self._steered = steered
         self._on_written = on_written
         self._nearest = nearest
-        self._on_export_state = on_export_state
+        self._on_port_state = on_port_state
         self._on_deleted = on_deleted
         self._clock = clock
         self._published = PublishedStatuses(
@@ -92,6 +97,7 @@ class PortReconciler:
         self._ended = LastReports(monotonic, EndedExports.has_ended)
         self._damage = LastReports(monotonic, _damage_text)
         self._storage = LastReports(monotonic, _storage_status)
+        self._health = LastReports[Health, Health](monotonic, lambda health, _: health)
 
     # ---- input -----------------------------------------------------------
 
@@ -105,9 +111,9 @@ class PortReconciler:
             self._offer(name, False)
 
     def _on_published(self, name: Name, before: PublishedStatus, after: PublishedStatus) -> None:
-        shown = [(one.ended, one.damaged, one.stored) for one in (before, after)]
+        shown = [(one.ended, one.damaged, one.stored, one.healthy) for one in (before, after)]
         if shown[0] != shown[1]:
-            self._on_export_state(name)
+            self._on_port_state(name)
 
     def _forget(self, names: Iterable[Name]) -> None:
         """Drop the state of deleted resources."""
@@ -140,7 +146,8 @@ class PortReconciler:
 
     def _on_agent_changed(self, pe: PeKey) -> None:
         registration = self._board.registration(pe)
-        for tracker in (self.programmed_tracker, self._ended, self._damage, self._storage):
+        reports = (self._ended, self._damage, self._storage, self._health)
+        for tracker in (self.programmed_tracker, *reports):
             if registration is None:
                 tracker.on_withdrawn(pe)
             else:
@@ -154,16 +161,31 @@ class PortReconciler:
             ):
                 self._offer_related(pe)
             return
-        if isinstance(report, EndsReport):
-            changed = self._ended.on_report(pe, report.ends, report.ago_s, report.instance)
-        elif isinstance(report, DamageReport):
-            changed = self._damage.on_report(pe, report.damaged, report.ago_s, report.instance)
-        else:
-            changed = self._storage.on_report(pe, report.storage, report.ago_s, report.instance)
-        view = self._board.view(pe) if changed else None
-        for port, export in view.exports.items() if view is not None else ():
+        view = self._board.view(pe) if self._record(pe, report) else None
+        if view is None:
+            return
+        for port, export in view.exports.items():
             if self._differs(PortKey(*pe, port), export):
                 self._offer(("Export", export.uid), False)
+        for port, import_ in view.imports.items():
+            name: Name = ("Import", import_.uid)
+            healthy = self._healthy("Import", PortKey(*pe, port), name)
+            if healthy != self._published.get(name).healthy:
+                self._offer(name, False)
+
+    def _record(self, pe: PeKey, report: PortReport) -> bool:
+        """Record a report about ports; return whether it differs from the one before."""
+        at = report.ago_s, report.instance
+        match report:
+            case EndsReport():
+                return self._ended.on_report(pe, report.ends, *at)
+            case DamageReport():
+                return self._damage.on_report(pe, report.damaged, *at)
+            case StorageReport():
+                return self._storage.on_report(pe, report.storage, *at)
+            case HealthReport():
+                return self._health.on_report(pe, report.health, *at)
+        return False
 
     def _differs(self, key: PortKey, export: ExportPort) -> bool:
         """Return whether the reports of an Export state something else than its status."""
@@ -174,15 +196,24 @@ class PortReconciler:
             ended not in (None, published.ended)
             or damage not in (None, published.damaged)
             or stored != published.stored
+            or self._healthy("Export", key, ("Export", export.uid)) != published.healthy
         )
 
-    def published_facts(self, uid: str) -> ExportFacts:
-        """Return what the published status of an Export reports."""
-        published = self._published.get(("Export", uid))
-        shown, stored = published.stored, None
-        if shown is not None:
-            stored = StoredState(reason=shown.reason, message=shown.message)
-        return ExportFacts(published.ended, published.damaged, stored)
+    def _healthy(self, kind: Kind, key: PortKey, name: Name) -> Condition | None:
+        return healthy_condition(self._health.find(key), key, kind, self._published.get(name))
+
+    def published_facts(self, name: Name) -> PortFacts:
+        """Return what the published status of an Export or Import reports."""
+        published = self._published.get(name)
+        shown, healthy = published.stored, published.healthy
+        return PortFacts(
+            None
+            if healthy is None
+            else HealthState(reason=healthy.reason, message=healthy.message),
+            published.ended,
+            published.damaged,
+            None if shown is None else StoredState(reason=shown.reason, message=shown.message),
+        )
 
     def on_leader_change(self, leads: bool) -> None:
         """Handle a change of leadership: only a leader receives reports of all agents."""
@@ -277,6 +308,7 @@ class PortReconciler:
             ended=self._ended.find(resource.key) if is_export else False,
             damaged=self._damage.find(resource.key) if is_export else "",
             storage=self._storage.find(resource.key),
+            healthy=self._healthy(kind_of(resource), resource.key, name),
         )
 
     def agent_state(self, pe: PeKey) -> AgentState:
@@ -291,7 +323,7 @@ class PortReconciler:
             self._is_registered(route.import_.owner)
             and not self.programmed_tracker.liveness.is_away(route.import_.owner)
             for export in view.exports.values()
-            if not self.published_facts(export.uid).ended
+            if not self._published.get(("Export", export.uid)).ended
             for route in export.routes
         )
 
