@@ -11,7 +11,7 @@ import pytest
 from streambroker_core.board import ImportApplied, ImportRemoved, Unreadable
 from streambroker_core.model import Import
 from streambroker_core.wire.manifests.ports import read_manifest
-from streambroker_core.wire.reports.health import HEALTHY, Health, HealthState
+from streambroker_core.wire.reports.health import HEALTHY, Health, HealthState, PortId
 from streambroker_core.wire.reports.storage_status import StorageStatus
 from streambroker_operator.kubernetes.replicas.agent_reports import HealthReport, StorageReport
 from streambroker_operator.kubernetes.status.events import EventNote
@@ -147,6 +147,7 @@ async def test_a_failed_query_is_on_the_import_until_it_is_over_with_an_event_fo
 ) -> None:
     gone = HealthState(reason="DataLoss", message="Epoch 3 is gone.")
     more = HealthState(reason="DataLoss", message="And epoch 4.")
+    port: PortId = ("Import", "trades")
     async with broker_at(api, namespace) as broker:
         await create(broker.api, namespace, [FEED, ALERTS])
         await broker.fill()
@@ -156,7 +157,7 @@ async def test_a_failed_query_is_on_the_import_until_it_is_over_with_an_event_fo
         await broker.settled()
         before, shown, table = written(api, namespace), [], ""
         for state in (HEALTHY, gone, gone, more, HEALTHY, HEALTHY):
-            problems = {} if state.is_healthy else {("Import", "trades"): state}
+            problems = {} if state.is_healthy else {port: state}
             broker.report("alerts", HealthReport(Health(problems=problems)))
             await broker.settled()
             found = conditions(await broker.read("Import", "alerts-trades"))

@@ -142,7 +142,7 @@ def test_an_export_that_refuses_a_reader_for_long_is_a_problem_of_the_import(mad
 
 def test_damage_and_failing_uploads_are_problems_of_the_export(made: Bench) -> None:
     storage = {"bytes": 5, "seconds": 3.0, "error": "s3://rows: it fails.", "superseded": False}
-    export = {"damaged": [], "storage": None, "durability": "local"}
+    export: dict[str, Any] = {"damaged": [], "storage": None, "durability": "local"}
     found = [
         made.reasons(exports={"default/feed/0/trades": {**export, **one}})
         for one in (

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.ended_exports import EndedExports, make_ended_exports
-from streambroker_core.wire.reports.health import Health, HealthState
+from streambroker_core.wire.reports.health import Health, HealthState, PortId
 from streambroker_core.wire.reports.rule_status import RuleStatus
 from streambroker_core.wire.reports.storage_status import StorageStatus
 from streambroker_operator.errors import RequestError
@@ -191,7 +191,8 @@ async def test_uploads_are_reported_with_those_of_agents_without_storage() -> No
 
 async def test_health_is_reported_with_that_of_agents_that_do_not_know_it() -> None:
     leader = Leader()
-    states = {("Import", "trades"): HealthState(reason="DataLoss", message="It failed.")}
+    port: PortId = ("Import", "trades")
+    states = {port: HealthState(reason="DataLoss", message="It failed.")}
     for health in (Health(problems=states), Health(is_reported=False)):
         async with relay_to(leader) as (one, session):
             one.note(FEED, HealthReport(health))

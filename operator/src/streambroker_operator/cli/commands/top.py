@@ -289,7 +289,16 @@ COLUMNS: Columns[Item] = {
 """Ordered by importance, because a narrow terminal cuts the last ones."""
 METRIC_COLUMNS = tuple(name for name in COLUMNS if name not in ("EXPORT", "IMPORT", "POLICY"))
 """Columns that change all the time."""
-_NARROW_COLUMNS = ["CONGESTION", "EXPORT", "IMPORT", "PROBLEM", "ROWS/S", "LAG ROWS", "LAG TIME", "BLOCKED"]
+_NARROW_COLUMNS = [
+    "CONGESTION",
+    "EXPORT",
+    "IMPORT",
+    "PROBLEM",
+    "ROWS/S",
+    "LAG ROWS",
+    "LAG TIME",
+    "BLOCKED",
+]
 _NARROW_COLUMNS += ["DROPPED", "LOST", "STORE", "AGE"]
 """Columns of the default table, which fits 120 characters; ``wide`` has all."""
 _STORE_COLUMNS = ("STORE", "TO STORE")

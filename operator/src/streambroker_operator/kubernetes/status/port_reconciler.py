@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from streambroker_core.board import BoardReader, events
 from streambroker_core.matching import Match
 from streambroker_core.model import RULE, AnyKind, Export, Kind, PeKey, PortKey, Resource, kind_of
-from streambroker_core.wire.broker.ended_exports import EndedExports
-from streambroker_core.wire.broker.view import ExportPort
-from streambroker_core.wire.reports.health import Health, HealthState
+from streambroker_core.wire.reports.health import HealthState
 from streambroker_core.wire.reports.storage_status import (
-    StorageStatus,
-    StorageStatusMap,
     StoredState,
 )
 from streambroker_operator.agents.port_reports import PortFacts
 from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.replicas.agent_reports import (
-    DamageReport,
-    EndsReport,
-    HealthReport,
     PortReport,
-    StorageReport,
     ViewReport,
 )
 from streambroker_operator.kubernetes.status.conditions import (
     NOTHING_PUBLISHED,
-    Condition,
     DesiredStatus,
     PublishedStatus,
     desired_status,
-    healthy_condition,
     read_published,
     status_to_write,
-    stored_condition,
     unreadable_status,
 )
-from streambroker_operator.kubernetes.status.last_reports import LastReports
+from streambroker_operator.kubernetes.status.last_reports import LastReports, PortReports
 from streambroker_operator.kubernetes.status.programmed import AgentState, ProgrammedTracker
 from streambroker_operator.kubernetes.status.published import (
     PublishedStatuses,
@@ -94,10 +84,7 @@ class PortReconciler:
         self.programmed_tracker = ProgrammedTracker(
             board.version, self._is_registered, on_applied=on_applied, clock=monotonic
         )
-        self._ended = LastReports(monotonic, EndedExports.has_ended)
-        self._damage = LastReports(monotonic, _damage_text)
-        self._storage = LastReports(monotonic, _storage_status)
-        self._health = LastReports[Health, Health](monotonic, lambda health, _: health)
+        self._reports = PortReports(monotonic)
 
     # ---- input -----------------------------------------------------------
 
@@ -146,8 +133,9 @@ class PortReconciler:
 
     def _on_agent_changed(self, pe: PeKey) -> None:
         registration = self._board.registration(pe)
-        reports = (self._ended, self._damage, self._storage, self._health)
-        for tracker in (self.programmed_tracker, *reports):
+        trackers: Sequence[ProgrammedTracker | LastReports[Any, Any]]
+        trackers = [self.programmed_tracker, *self._reports.all]
+        for tracker in trackers:
             if registration is None:
                 tracker.on_withdrawn(pe)
             else:
@@ -161,46 +149,19 @@ class PortReconciler:
             ):
                 self._offer_related(pe)
             return
-        view = self._board.view(pe) if self._record(pe, report) else None
+        view = self._board.view(pe) if self._reports.on_report(pe, report) else None
         if view is None:
             return
         for port, export in view.exports.items():
-            if self._differs(PortKey(*pe, port), export):
-                self._offer(("Export", export.uid), False)
-        for port, import_ in view.imports.items():
-            name: Name = ("Import", import_.uid)
-            healthy = self._healthy("Import", PortKey(*pe, port), name)
-            if healthy != self._published.get(name).healthy:
+            name: Name = ("Export", export.uid)
+            key, published = PortKey(*pe, port), self._published.get(name)
+            if self._reports.change_export(key, export.durability, published):
                 self._offer(name, False)
-
-    def _record(self, pe: PeKey, report: PortReport) -> bool:
-        """Record a report about ports; return whether it differs from the one before."""
-        at = report.ago_s, report.instance
-        match report:
-            case EndsReport():
-                return self._ended.on_report(pe, report.ends, *at)
-            case DamageReport():
-                return self._damage.on_report(pe, report.damaged, *at)
-            case StorageReport():
-                return self._storage.on_report(pe, report.storage, *at)
-            case HealthReport():
-                return self._health.on_report(pe, report.health, *at)
-        return False
-
-    def _differs(self, key: PortKey, export: ExportPort) -> bool:
-        """Return whether the reports of an Export state something else than its status."""
-        published = self._published.get(("Export", export.uid))
-        ended, damage = self._ended.find(key), self._damage.find(key)
-        stored = stored_condition(export.durability, self._storage.find(key), published)
-        return (
-            ended not in (None, published.ended)
-            or damage not in (None, published.damaged)
-            or stored != published.stored
-            or self._healthy("Export", key, ("Export", export.uid)) != published.healthy
-        )
-
-    def _healthy(self, kind: Kind, key: PortKey, name: Name) -> Condition | None:
-        return healthy_condition(self._health.find(key), key, kind, self._published.get(name))
+        for port, import_ in view.imports.items():
+            name = ("Import", import_.uid)
+            key, published = PortKey(*pe, port), self._published.get(name)
+            if self._reports.healthy("Import", key, published) != published.healthy:
+                self._offer(name, False)
 
     def published_facts(self, name: Name) -> PortFacts:
         """Return what the published status of an Export or Import reports."""
@@ -218,9 +179,8 @@ class PortReconciler:
     def on_leader_change(self, leads: bool) -> None:
         """Handle a change of leadership: only a leader receives reports of all agents."""
         self.programmed_tracker.liveness.on_leader_change(leads)
-        self._ended.on_leader_change()
-        self._damage.on_leader_change()
-        self._storage.on_leader_change()
+        for reports in self._reports.all:
+            reports.on_leader_change()
 
     def offer_away(self) -> None:
         """Enqueue statuses affected by agents that went away; called each second by the leader.
@@ -305,10 +265,10 @@ class PortReconciler:
             published=published,
             steered=self._steered(name),
             nearest=nearest,
-            ended=self._ended.find(resource.key) if is_export else False,
-            damaged=self._damage.find(resource.key) if is_export else "",
-            storage=self._storage.find(resource.key),
-            healthy=self._healthy(kind_of(resource), resource.key, name),
+            ended=self._reports.ended.find(resource.key) if is_export else False,
+            damaged=self._reports.damage.find(resource.key) if is_export else "",
+            storage=self._reports.storage.find(resource.key),
+            healthy=self._reports.healthy(kind_of(resource), resource.key, published),
         )
 
     def agent_state(self, pe: PeKey) -> AgentState:
@@ -366,11 +326,3 @@ class PortReconciler:
 
     def _is_registered(self, pe: PeKey) -> bool:
         return self._board.registration(pe) is not None
-
-
-def _damage_text(damaged: Mapping[str, str], port: str) -> str:
-    return damaged.get(port, "")
-
-
-def _storage_status(storage: StorageStatusMap, port: str) -> StorageStatus | None:
-    return storage.get(port)
