@@ -70,7 +70,7 @@ def made(tmp_path: Path) -> Iterator[Bench]:
 
 def test_a_failed_query_is_a_problem_until_a_later_run_has_lived_for_a_while(made: Bench) -> None:
     made.fail()
-    (state,) = made.problems.health({}, {}, ()).problems.values()
+    (state,) = made.problems.health({}, {}).problems.values()
     assert state.reason == "DataLoss"
     assert state.message == (
         "A query that reads it failed at 2025-11-30 06:00:00 UTC: Epochs 0 to 3 are gone. This is"
@@ -85,12 +85,12 @@ def test_a_failed_query_is_a_problem_until_a_later_run_has_lived_for_a_while(mad
 
 def test_a_query_that_fails_again_and_again_is_one_problem(made: Bench) -> None:
     made.fail()
-    before = made.problems.health({}, {}, ())
+    before = made.problems.health({}, {})
     for number in range(5):
         made.run(RECOVERED_SECONDS - 1, f"run {number}")
         made.fail(message="Other epochs are gone.")
         made.run(1)
-    assert made.problems.health({}, {}, ()) == before
+    assert made.problems.health({}, {}) == before
     assert made.changes == 1
 
 
@@ -176,10 +176,21 @@ def test_rows_that_wait_long_for_a_side_input_are_a_problem_of_what_the_query_re
     assert found == [{TRADES: "SideInputWaits"}, {}, {}, {}]
 
 
+def test_failed_rules_are_a_problem_of_the_imports_that_are_read(made: Bench) -> None:
+    readers = {"r": reader(0.0), "s": {**reader(0.0, alive=False), "import": "default/alerts/0/x"}}
+    rules = {f"rule {n}" for n in range(7)}
+    health = made.problems.health({}, readers, (), {"patterns": rules})
+    ((port, state),) = health.problems.items()
+    assert (port, state.reason) == (TRADES, "RuleFailed")
+    assert "operator patterns" in state.message
+    assert "rule 0, rule 1, rule 2, rule 3, rule 4, …" in state.message
+    assert made.reasons(readers=readers) == {}
+
+
 def test_a_report_has_the_health_and_cuts_messages_before_ports(made: Bench) -> None:
     for number in range(300):
         made.problems.note_failure([("Import", f"in{number}")], "DataLoss", "e" * 500)
-    health = write_health(made.problems.health({}, {}, ()))
+    health = write_health(made.problems.health({}, {}))
     report = build_report({"exports": {}, "imports": {"readers": {}}, "health": health})
     assert len(report["health"]["imports"]) == 300
     assert {one["reason"] for one in report["health"]["imports"].values()} == {"DataLoss"}

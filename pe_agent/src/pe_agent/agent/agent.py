@@ -227,7 +227,9 @@ class Agent:
             "view": self.routes.view.version if self.routes.view else None,
             "exports": exports,
             "imports": imports,
-            "health": write_health(self.problems.health(exports, imports["readers"], read)),
+            "health": write_health(
+                self.problems.health(exports, imports["readers"], read, self.rule_metrics.failed())
+            ),
             "controlLog": {
                 "accepted": dict(self.control_log.accepted),
                 "applied": dict(self.control_log.applied),

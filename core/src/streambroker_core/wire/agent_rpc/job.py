@@ -171,13 +171,18 @@ class RulesLeave(Request[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulesMetrics(Request[None]):
-    """Report the metrics of an operator's rules; no rules for one that has ended."""
+    """Report the metrics of an operator's rules; no rules for one that has ended.
+
+    Attributes:
+        failed: ids of the rules that are off after an error, or that the query has refused.
+    """
 
     action: ClassVar[str] = "rules.figures"
     operator: str
     log: str
     rules: Sequence[Any] = ()
     waiting: Mapping[str, Any] | None = None
+    failed: Sequence[str] = optional(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ MAX_MESSAGE = 600
 """Characters of a message."""
 AS_EXPECTED = "AsExpected"
 """Reason of a port without a problem."""
-_MINOR = ("SideInputWaits", "RowsLost", "Behind")
+_MINOR = ("RuleFailed", "SideInputWaits", "RowsLost", "Behind")
 """Problems of a port that goes on, the worst first. All others come before them."""
 _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 _KEYS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}

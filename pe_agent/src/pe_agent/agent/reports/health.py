@@ -34,6 +34,8 @@ REFUSED_SECONDS = 30.0
 """How long an export has to refuse a reader: agents with different views refuse for seconds."""
 SIDE_WAIT_SECONDS = 300.0
 """How long rows have to wait for a side input."""
+MAX_NAMED = 5
+"""Failed rules that a message names."""
 FINAL_CODES = ("DataLoss", "ReadersExceeded")
 """Errors of reads after which a query ends."""
 _STORED = "failures"
@@ -146,7 +148,8 @@ class PortProblems:
         self,
         exports: Mapping[str, Any],
         readers: Mapping[str, Any],
-        sides: Iterable[tuple[Mapping[str, Any], Collection[str]]],
+        sides: Iterable[tuple[Mapping[str, Any], Collection[str]]] = (),
+        failed_rules: Mapping[str, Collection[str]] | None = None,
     ) -> Health:
         """Return the health of all ports.
 
@@ -154,6 +157,7 @@ class PortProblems:
             exports: status of the exports, by key.
             readers: status of the imports' readers, by id.
             sides: status of each side input, with the imports that its query reads.
+            failed_rules: of each operator that has any; a problem of all imports that are read.
         """
         found = defaultdict[PortId, list[HealthState]](list)
         with self._lock:
@@ -165,7 +169,8 @@ class PortProblems:
             found["Export", port_of(key)] += _export_problems(export)
         for reader in readers.values():
             if reader["alive"]:
-                found["Import", port_of(reader["import"])] += _refusals(reader)
+                problems = [*_refusals(reader), *_rule_problems(failed_rules or {})]
+                found["Import", port_of(reader["import"])] += problems
         for side, imports in sides:
             for import_ in imports if _waits_too_long(side) else ():
                 found["Import", import_].append(_side_state(side))
@@ -199,6 +204,18 @@ def _refusals(reader: Mapping[str, Any]) -> list[HealthState]:
         )
         for export, (code, seconds) in sorted(reader["refusals"].items())
         if seconds >= REFUSED_SECONDS and export in reader["refused"]
+    ]
+
+
+def _rule_problems(failed: Mapping[str, Collection[str]]) -> list[HealthState]:
+    return [
+        HealthState(
+            reason="RuleFailed",
+            message=f"Rules of the operator {operator} are off after an error, or were refused:"
+            f" {', '.join(sorted(rules)[:MAX_NAMED])}{', …' if len(rules) > MAX_NAMED else ''}. The"
+            " log of the job has the reason. Correct the rules, or enable them again.",
+        )
+        for operator, rules in sorted(failed.items())
     ]
 
 
