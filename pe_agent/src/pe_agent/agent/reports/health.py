@@ -75,7 +75,7 @@ class PortProblems:
         self._store, self._find_runs = store, find_runs
         self._clock, self._wall_clock = clock, wall_clock
         self._lock = threading.Lock()
-        stored = json.loads(store.get(_STORED) or "[]")
+        stored: list[list[str]] = store.value(_STORED, json.loads, [])
         self._failures: dict[PortId, _Failure] = {
             (cast(Kind, kind), port): _Failure(HealthState(reason=reason, message=message))
             for kind, port, reason, message in stored
