@@ -113,6 +113,7 @@ function Status({ manifest }: { manifest: Manifest }) {
   const good = status.accepted === true;
   const healthy = (status.healthy ?? null) as { reason: string; message: string } | null;
   const problem = healthy && healthy.reason !== "AsExpected" ? healthy : null;
+  const schema = status.schemaVersion as JsonObject | undefined;
   return (
     <Card
       title="Status"
@@ -130,6 +131,7 @@ function Status({ manifest }: { manifest: Manifest }) {
           ["Generation", manifest.metadata.generation],
           ["Ended", status.ended === true ? "yes" : undefined],
           ["Stored", status.stored],
+          ["Schema version", schema && `${text(schema.number)}${schema.since ? `, since ${text(schema.since)}` : ""}`],
         ]}
       />
       {conditions.map((one) => (

@@ -16,6 +16,7 @@ from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.ended_exports import EndedExports, make_ended_exports
 from streambroker_core.wire.reports.health import Health, HealthState, PortId
 from streambroker_core.wire.reports.rule_status import RuleStatus
+from streambroker_core.wire.reports.schema_status import NO_VERSION, SchemaStatus
 from streambroker_core.wire.reports.storage_status import StorageStatus
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.replicas import report_relay as relay
@@ -25,6 +26,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     EndsReport,
     HealthReport,
     RulesReport,
+    SchemaReport,
     StorageReport,
     ViewReport,
 )
@@ -200,6 +202,18 @@ async def test_health_is_reported_with_that_of_agents_that_do_not_know_it() -> N
         who, report = leader.reported[-1]
         assert isinstance(report, HealthReport)
         assert (who, report.health, report.instance) == (FEED, health, str(FEED))
+
+
+async def test_versions_are_relayed_with_those_of_agents_that_have_none() -> None:
+    leader, second = Leader(), SchemaStatus(number=2, since="2026-11-30T06:00:00Z")
+    schemas = {"trades": second, "quotes": SchemaStatus(number=1), "news": NO_VERSION}
+    async with relay_to(leader) as (one, session):
+        one.note(FEED, SchemaReport(schemas))
+        await one._send(session)
+
+    ((who, report),) = leader.reported
+    assert isinstance(report, SchemaReport)
+    assert (who, report.schemas, report.instance) == (FEED, schemas, str(FEED))
 
 
 async def test_many_long_words_are_reported_in_several_bodies_that_are_taken() -> None:

@@ -7,12 +7,14 @@ report. All is kept in memory only and is complete again 30 seconds after a brok
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
 from streambroker_core.board import BoardReader
 from streambroker_core.model import Export, Kind, PeKey, PortKey, Resource, kind_of
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.reports.health import Health, HealthState
+from streambroker_core.wire.reports.schema_status import NO_VERSION, SchemaStatus, SchemaStatusMap
 from streambroker_core.wire.reports.storage_status import (
     StorageStatusMap,
     StoredState,
@@ -30,12 +32,14 @@ class PortFacts(NamedTuple):
         ended: its program has finished the stream.
         damaged: damage of its log; empty for none.
         stored: whether the bucket has it; None without object storage or report.
+        schema: version of its columns.
     """
 
     healthy: HealthState | None = None
     ended: bool = False
     damaged: str = ""
     stored: StoredState | None = None
+    schema: SchemaStatus = NO_VERSION
 
 
 class PortReports(Protocol):
@@ -45,9 +49,14 @@ class PortReports(Protocol):
         """Apply an agent's report of ends; return the ports whose published state changed."""
 
     def apply_report(
-        self, pe: PeKey, damaged: Mapping[str, str], storage: StorageStatusMap, health: Health
+        self,
+        pe: PeKey,
+        damaged: Mapping[str, str],
+        storage: StorageStatusMap,
+        health: Health,
+        schemas: SchemaStatusMap,
     ) -> Sequence[ChangedPort]:
-        """Apply an agent's report by port: damage of logs, uploads of all exports, and health.
+        """Apply an agent's report by port: damage, uploads and versions of exports; health.
 
         Return as `apply_ends` does.
         """
@@ -59,14 +68,22 @@ class PortReports(Protocol):
         """Drop the reports of a withdrawn PE."""
 
 
+class _Reported(NamedTuple):
+    """Last report of an agent: damage, uploads and versions by port, and health."""
+
+    damaged: Mapping[str, str] = MappingProxyType({})
+    storage: StorageStatusMap = MappingProxyType({})
+    health: Health = Health(is_reported=False)
+    schemas: SchemaStatusMap = MappingProxyType({})
+
+
 class LocalPortReports:
     """Last reports of agents, where all agents report to this process."""
 
     def __init__(self, board: BoardReader) -> None:
         self._board = board
         self._ended: dict[PeKey, frozenset[str]] = {}
-        self._reported: dict[PeKey, tuple[Mapping[str, str], StorageStatusMap, Health]] = {}
-        """Damage and uploads by port, and health."""
+        self._reported: dict[PeKey, _Reported] = {}
         self._superseded = set[PeKey]()
         """PEs whose last report was of an agent that another one has replaced."""
 
@@ -81,7 +98,12 @@ class LocalPortReports:
         return [("Export", PortKey(*pe, port)) for port in sorted(before ^ now)]
 
     def apply_report(
-        self, pe: PeKey, damaged: Mapping[str, str], storage: StorageStatusMap, health: Health
+        self,
+        pe: PeKey,
+        damaged: Mapping[str, str],
+        storage: StorageStatusMap,
+        health: Health,
+        schemas: SchemaStatusMap,
     ) -> Sequence[ChangedPort]:
         """Apply an agent's report; return the ports that changed.
 
@@ -98,7 +120,7 @@ class LocalPortReports:
         keys += [("Import", PortKey(*pe, port)) for port in imports]
         held = [one for key in keys if (one := self._board.holder(*key)) is not None]
         before = [self.facts(resource) for resource in held]
-        self._reported[pe] = damaged, storage, health
+        self._reported[pe] = _Reported(damaged, storage, health, schemas)
         return [
             (kind_of(resource), resource.key)
             for resource, facts in zip(held, before, strict=True)
@@ -108,16 +130,17 @@ class LocalPortReports:
     def facts(self, resource: Resource) -> PortFacts:
         """Return what the agent has reported of an Export or Import."""
         pe, port = resource.key.owner, resource.key.port
-        damaged, storage, health = self._reported.get(pe, ({}, {}, Health(is_reported=False)))
-        healthy = health.find(kind_of(resource), port)
+        reported = self._reported.get(pe, _Reported())
+        healthy = reported.health.find(kind_of(resource), port)
         if not isinstance(resource, Export):
             return PortFacts(healthy)
-        uploads = storage.get(port)
+        uploads = reported.storage.get(port)
         return PortFacts(
             healthy=healthy,
             ended=port in self._ended.get(pe, ()),
-            damaged=damaged.get(port, ""),
+            damaged=reported.damaged.get(port, ""),
             stored=None if uploads is None else stored_state(uploads, resource.durability),
+            schema=reported.schemas.get(port, NO_VERSION),
         )
 
     def forget(self, pe: PeKey) -> None:

@@ -10,6 +10,7 @@ from streambroker_core.model import Export, PeKey, Route, kind_of
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.encoding.canonical import JsonObject, without_none
 from streambroker_core.wire.manifests.ports import Manifest, write_manifest
+from streambroker_core.wire.reports.schema_status import write_schema_status
 from streambroker_operator.agents.liveness import AgentLiveness
 from streambroker_operator.agents.port_reports import PortFacts, PortReports
 from streambroker_operator.storage.backend import StoredResource
@@ -62,6 +63,7 @@ def build_resource_body(
             ended=facts.ended if isinstance(resource, Export) else None,
             damaged=facts.damaged or None,
             stored=None if facts.stored is None else asdict(facts.stored),
+            schemaVersion=write_schema_status(facts.schema),
         )
         status_json = {**status_json, **reported}
     return {**write_manifest(resource, version=stored.version), "status": status_json}

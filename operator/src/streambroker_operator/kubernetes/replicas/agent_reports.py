@@ -9,6 +9,7 @@ from typing import TypeAlias
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.reports.health import Health
 from streambroker_core.wire.reports.rule_status import RuleStatusMap
+from streambroker_core.wire.reports.schema_status import SchemaStatusMap
 from streambroker_core.wire.reports.storage_status import StorageStatusMap
 
 
@@ -56,6 +57,13 @@ class HealthReport(_DatedReport):
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaReport(_DatedReport):
+    """Versions of columns, by port."""
+
+    schemas: SchemaStatusMap
+
+
+@dataclass(frozen=True, slots=True)
 class RulesReport:
     """States of a job's rules, and whether the agent has reported further rules before."""
 
@@ -63,5 +71,7 @@ class RulesReport:
     more: bool = False
 
 
-PortReport: TypeAlias = ViewReport | EndsReport | DamageReport | StorageReport | HealthReport
+PortReport: TypeAlias = (
+    ViewReport | EndsReport | DamageReport | StorageReport | HealthReport | SchemaReport
+)
 AgentReport: TypeAlias = PortReport | RulesReport

@@ -26,6 +26,7 @@ from streambroker_core.wire.encoding.canonical import JsonObject, JsonValue
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.reports.health import Health, read_health, write_health
 from streambroker_core.wire.reports.rule_status import read_statuses, write_statuses
+from streambroker_core.wire.reports.schema_status import read_schema_status, write_schema_status
 from streambroker_core.wire.reports.storage_status import read_storage, write_storage
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.replicas.agent_reports import (
@@ -34,6 +35,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     EndsReport,
     HealthReport,
     RulesReport,
+    SchemaReport,
     StorageReport,
     ViewReport,
 )
@@ -63,6 +65,11 @@ _FORMATS: Mapping[type[AgentReport], tuple[str, int, Callable[[Any], Any]]] = {
         "storage",
         5,
         lambda report: {port: write_storage(one) for port, one in report.storage.items()},
+    ),
+    SchemaReport: (
+        "schemas",
+        5,
+        lambda report: {port: write_schema_status(one) for port, one in report.schemas.items()},
     ),
 }
 """Key in a message, maximum number in one, and JSON form, by type of report."""
@@ -209,6 +216,12 @@ def _read_message(message: dict[str, Any]) -> Iterator[tuple[str, AgentReport]]:
     for pe, (health, ago, instance) in message.get("health", {}).items():
         known = read_health(Fields({"health": health}))
         yield pe, HealthReport(known, ago_s=float(ago), instance=str(instance))
+    for pe, (schemas, ago, instance) in message.get("schemas", {}).items():
+        versions = {
+            str(port): read_schema_status(Fields({"schemaVersion": one}))
+            for port, one in schemas.items()
+        }
+        yield pe, SchemaReport(versions, ago_s=float(ago), instance=str(instance))
 
 
 def sign(secret: bytes, body: bytes) -> str:

@@ -15,6 +15,7 @@ from streambroker_core.model import RULE, AnyKind, PeKey, Resource, kind_of
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.reports.health import Health
 from streambroker_core.wire.reports.rule_status import RuleStatusMap
+from streambroker_core.wire.reports.schema_status import SchemaStatusMap
 from streambroker_core.wire.reports.storage_status import StorageStatusMap
 from streambroker_operator.agents.port_reports import ChangedPort, PortFacts
 from streambroker_operator.cooperative import run_in_turns
@@ -28,6 +29,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     EndsReport,
     HealthReport,
     RulesReport,
+    SchemaReport,
     StorageReport,
     ViewReport,
 )
@@ -218,12 +220,18 @@ class StatusController:
         return ()
 
     def apply_report(
-        self, pe: PeKey, damaged: Mapping[str, str], storage: StorageStatusMap, health: Health
+        self,
+        pe: PeKey,
+        damaged: Mapping[str, str],
+        storage: StorageStatusMap,
+        health: Health,
+        schemas: SchemaStatusMap,
     ) -> Sequence[ChangedPort]:
         """Apply a report of ports; effective only once the status is written."""
         self._on_own_report(pe, DamageReport(damaged))
         self._on_own_report(pe, StorageReport(storage))
         self._on_own_report(pe, HealthReport(health))
+        self._on_own_report(pe, SchemaReport(schemas))
         return ()
 
     def facts(self, resource: Resource) -> PortFacts:

@@ -12,12 +12,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from streambroker_core.model import Durability, Kind, PeKey, PortKey
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.reports.health import Health
+from streambroker_core.wire.reports.schema_status import NO_VERSION, SchemaStatus, SchemaStatusMap
 from streambroker_core.wire.reports.storage_status import StorageStatus, StorageStatusMap
 from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
     HealthReport,
     PortReport,
+    SchemaReport,
     StorageReport,
 )
 from streambroker_operator.kubernetes.status.conditions import (
@@ -92,8 +94,9 @@ class PortReports:
         self.damage = LastReports(clock, _damage_text)
         self.storage = LastReports(clock, _storage_status)
         self.health = LastReports(clock, _all_health)
+        self.schemas = LastReports(clock, _schema_status)
         self.all: Sequence[LastReports[Any, Any]] = [
-            *(self.ended, self.damage, self.storage, self.health)
+            *(self.ended, self.damage, self.storage, self.health, self.schemas)
         ]
 
     def on_report(self, pe: PeKey, report: PortReport) -> bool:
@@ -106,6 +109,8 @@ class PortReports:
                 return self.damage.on_report(pe, report.damaged, *at)
             case StorageReport():
                 return self.storage.on_report(pe, report.storage, *at)
+            case SchemaReport():
+                return self.schemas.on_report(pe, report.schemas, *at)
             case HealthReport():
                 return self.health.on_report(pe, report.health, *at)
         return False
@@ -118,13 +123,18 @@ class PortReports:
         self, key: PortKey, durability: Durability, published: PublishedStatus
     ) -> bool:
         """Return whether the reports of an Export state something else than its status."""
-        ended, damage = self.ended.find(key), self.damage.find(key)
+        ended, damage, schema = (r.find(key) for r in (self.ended, self.damage, self.schemas))
         return (
             ended not in (None, published.ended)
             or damage not in (None, published.damaged)
+            or schema not in (None, published.schema)
             or stored_condition(durability, self.storage.find(key), published) != published.stored
             or self.healthy("Export", key, published) != published.healthy
         )
+
+
+def _schema_status(schemas: SchemaStatusMap, port: str) -> SchemaStatus:
+    return schemas.get(port, NO_VERSION)
 
 
 def _all_health(health: Health, _: str) -> Health:

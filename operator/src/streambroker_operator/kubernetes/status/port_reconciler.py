@@ -98,7 +98,9 @@ class PortReconciler:
             self._offer(name, False)
 
     def _on_published(self, name: Name, before: PublishedStatus, after: PublishedStatus) -> None:
-        shown = [(one.ended, one.damaged, one.stored, one.healthy) for one in (before, after)]
+        shown = [
+            (one.ended, one.damaged, one.stored, one.healthy, one.schema) for one in (before, after)
+        ]
         if shown[0] != shown[1]:
             self._on_port_state(name)
 
@@ -268,6 +270,7 @@ class PortReconciler:
             ended=self._reports.ended.find(resource.key) if is_export else False,
             damaged=self._reports.damage.find(resource.key) if is_export else "",
             storage=self._reports.storage.find(resource.key),
+            schema=self._reports.schemas.find(resource.key),
             healthy=self._reports.healthy(kind_of(resource), resource.key, published),
         )
 

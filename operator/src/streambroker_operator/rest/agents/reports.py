@@ -27,6 +27,7 @@ from streambroker_core.wire.reports.rule_metrics import (
     write_metrics,
 )
 from streambroker_core.wire.reports.rule_status import RuleStatusMap, read_statuses
+from streambroker_core.wire.reports.schema_status import SchemaStatus, read_schema_status
 from streambroker_core.wire.reports.side_status import SideStatus, read_sides, write_side
 from streambroker_core.wire.reports.storage_status import StorageStatus, read_storage
 from streambroker_operator.rest.guard.authentication import QUIET
@@ -99,6 +100,7 @@ class Report:
         damaged: description of log damage, by port of the damaged exports.
         storage: uploads to object storage, by port of all exports.
         health: health of all ports.
+        schemas: versions of columns, by port of all exports.
         states: number of routes by state; a route counts for the first of `STATES` that applies.
         rules: status of pattern rules.
         more_rules: other reports have the status of further rules.
@@ -115,6 +117,7 @@ class Report:
     damaged: Mapping[str, str]
     storage: Mapping[str, StorageStatus]
     health: Health
+    schemas: Mapping[str, SchemaStatus]
     states: Mapping[str, int]
     rules: RuleStatusMap = field(default_factory=dict)
     more_rules: bool = False
@@ -294,6 +297,7 @@ def read_report(body: object, at: float) -> Report:
     ended: dict[str, bool] = {}
     damaged: dict[str, str] = {}
     storage: dict[str, StorageStatus] = {}
+    schemas: dict[str, SchemaStatus] = {}
     exports = Fields(body).child("exports")
     for port in exports.names():
         fields = exports.child(port)
@@ -303,6 +307,7 @@ def read_report(body: object, at: float) -> Report:
         if fields.has("ended"):
             ended[port] = fields.boolean("ended", False)
         storage[port] = read_storage(fields)
+        schemas[port] = read_schema_status(fields)
         damage = "; ".join(str(one) for one in fields.items("damaged", max_items=MAX_DAMAGED))
         if damage:
             damaged[port] = f"{damage[:MAX_DAMAGE]}."
@@ -319,6 +324,7 @@ def read_report(body: object, at: float) -> Report:
         damaged=damaged,
         storage=storage,
         health=read_health(Fields(body)),
+        schemas=schemas,
         states=Counter(
             _route_state(route_metrics, pair in waiting, ended.get(pair[0], False))
             for pair, route_metrics in metrics.items()
@@ -373,7 +379,7 @@ async def put_report(request: web.Request) -> web.Response:
     request.app[RUNTIME].liveness.note_contact(pe)
     request.app[RUNTIME].rules.apply_report(pe, report.rules, more=report.more_rules)
     ports = request.app[RUNTIME].port_reports
-    changed = ports.apply_report(pe, report.damaged, report.storage, report.health)
+    changed = ports.apply_report(pe, report.damaged, report.storage, report.health, report.schemas)
     request.app[RUNTIME].change_log.publish_reported(changed)
     response = json_answer({"again": request.app[REPORTS].store(pe, report)})
     response[QUIET] = True
