@@ -106,6 +106,8 @@ export interface TopRoute {
   droppedRows: number | null;
   lostRows: number | null;
   blockedSeconds: number | null;
+  exportProblem?: string | null;
+  importProblem?: string | null;
   age: number | null;
 }
 

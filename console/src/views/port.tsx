@@ -65,6 +65,12 @@ function Routes({ kind, routes, filters }: { kind: Kind; routes: TopRoute[]; fil
                 </td>
                 <td>
                   <StateBadge state={stateOf(one)} />
+                  {(one.exportProblem ?? one.importProblem) && (
+                    <span class="bad">
+                      {" "}
+                      {one.importProblem ?? one.exportProblem}
+                    </span>
+                  )}
                 </td>
                 <td class="num">{rate(one.rowsPerSecond)}</td>
                 <td class="num">
@@ -105,6 +111,8 @@ function Status({ manifest }: { manifest: Manifest }) {
   const status = (manifest.status ?? {}) as JsonObject;
   const conditions = Array.isArray(status.conditions) ? (status.conditions as JsonObject[]) : [];
   const good = status.accepted === true;
+  const healthy = (status.healthy ?? null) as { reason: string; message: string } | null;
+  const problem = healthy && healthy.reason !== "AsExpected" ? healthy : null;
   const schema = status.schemaVersion as JsonObject | undefined;
   return (
     <Card
@@ -112,6 +120,11 @@ function Status({ manifest }: { manifest: Manifest }) {
       aside={<span class={`badge ${good ? "flows" : "waits"}`}>{good ? "✓ accepted" : `■ ${text(status.reason) || "refused"}`}</span>}
     >
       {text(status.message) && <p class="bad">{text(status.message)}</p>}
+      {problem && (
+        <p class="bad" role="status">
+          <strong>{problem.reason}</strong> {problem.message}
+        </p>
+      )}
       <Facts
         values={[
           ["Matches", status.matches],

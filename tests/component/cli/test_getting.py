@@ -183,6 +183,22 @@ async def test_describe_shows_what_of_an_export_is_not_in_its_bucket(cli: Cli) -
     assert shown[3][0].startswith("  Stored:   no (StorageUnavailable) s3://rows: it fails. Less")
 
 
+async def test_describe_and_top_show_a_failed_query_until_it_is_over(cli: Cli) -> None:
+    failed = {"reason": "DataLoss", "message": "A query failed."}
+    described, listed = [], []
+    for health in (None, {}, {"imports": {"trades": failed}}, {}):
+        body: dict[str, Any] = {} if health is None else {"health": health}
+        await cli.rest("PUT", "/job/alerts/pe/0/report", body)
+        _, out, _ = await cli("describe", "import", "alerts-trades")
+        described.append([line for line in out.splitlines() if line.startswith("  Healthy: ")])
+        _, out, _ = await cli("top", "--once")
+        listed.append(("PROBLEM" in out, "import: DataLoss" in out))
+
+    fine = ["  Healthy:  yes"]
+    assert described == [[], fine, ["  Healthy:  no (DataLoss) A query failed."], fine]
+    assert listed == [(False, False), (False, False), (True, True), (False, False)]
+
+
 async def test_a_pe_shows_when_its_agent_was_heard_of(cli: Cli) -> None:
     _, out, _ = await cli("get", "pes")
     _, registered, _ = await cli("describe", "pe/alerts/0")

@@ -430,9 +430,9 @@ def shown(door: Door) -> Door:
 
 def test_get_streams_shows_both_kinds_at_a_glance(shown: Door) -> None:
     assert table(shown.kubectl("get", "streams")) == [
-        "NAME JOB PE PORT OFFERS MATCHES READY REASON ENDED DURABILITY STORED",
+        "NAME JOB PE PORT OFFERS MATCHES READY REASON ENDED DURABILITY STORED HEALTHY",
         "export.streambroker.io/offer feed 0 trades kind=trade 1 True Programmed",
-        "NAME JOB PE PORT WANTS MATCHES READY REASON",
+        "NAME JOB PE PORT WANTS MATCHES READY REASON HEALTHY",
         "import.streambroker.io/wish alerts 1 trades level>3 0 False NoMatch",
     ]
 

@@ -12,9 +12,14 @@ import yaml
 from streambroker_core.board import ImportApplied, ImportRemoved, Unreadable
 from streambroker_core.model import Import
 from streambroker_core.wire.manifests.ports import read_manifest
+from streambroker_core.wire.reports.health import HEALTHY, Health, HealthState, PortId
 from streambroker_core.wire.reports.schema_status import SchemaStatus
 from streambroker_core.wire.reports.storage_status import StorageStatus
-from streambroker_operator.kubernetes.replicas.agent_reports import SchemaReport, StorageReport
+from streambroker_operator.kubernetes.replicas.agent_reports import (
+    HealthReport,
+    SchemaReport,
+    StorageReport,
+)
 from streambroker_operator.kubernetes.status.events import EventNote
 from support.clusters.api_server import CRDS, GROUP, ApiServer
 from support.clusters.calls import create, listed, manifest
@@ -141,6 +146,44 @@ async def test_uploads_are_written_at_transitions_and_kubectl_shows_them(
     assert [
         feed[head.index(name) :].split()[0] for name in ("DURABILITY", "STORED", "STORAGE")
     ] == [*("stored", "False", "StorageUnavailable")]
+
+
+async def test_a_failed_query_is_on_the_import_until_it_is_over_with_an_event_for_each(
+    api: ApiServer, namespace: str
+) -> None:
+    gone = HealthState(reason="DataLoss", message="Epoch 3 is gone.")
+    more = HealthState(reason="DataLoss", message="And epoch 4.")
+    port: PortId = ("Import", "trades")
+    async with broker_at(api, namespace) as broker:
+        await create(broker.api, namespace, [FEED, ALERTS])
+        await broker.fill()
+        broker.register("feed", "alerts")
+        broker.poll("feed", "alerts")
+        broker.report("alerts", HealthReport(Health()))
+        await broker.settled()
+        before, shown, table = written(api, namespace), [], ""
+        for state in (HEALTHY, gone, gone, more, HEALTHY, HEALTHY):
+            problems = {} if state.is_healthy else {port: state}
+            broker.report("alerts", HealthReport(Health(problems=problems)))
+            await broker.settled()
+            found = conditions(await broker.read("Import", "alerts-trades"))
+            shown.append((*found["Healthy"], found["Ready"][0]))
+            if state is gone:
+                table = api.kubectl("get", "imports", "-n", namespace, "-o", "wide").stdout
+        assert broker.events.writes["failed"] + broker.events.writes["refused"] == 0
+
+    fine, broken = ("True", "AsExpected", "True"), ("False", "DataLoss", "True")
+    assert shown == [fine, broken, broken, broken, fine, fine]
+    assert written(api, namespace) - before == 3, "a write for each change, and none for a report"
+    head, alerts = table.splitlines()
+    columns = [alerts[head.index(name) :].split()[0] for name in ("HEALTHY", "HEALTH ")]
+    assert columns == ["False", "DataLoss"]
+    listed = json.loads(api.kubectl("get", "events", "-n", namespace, "-o", "json").stdout)
+    about = [(one["type"], one["reason"], one["message"]) for one in listed["items"]]
+    assert sorted(one for one in about if one[1] in ("DataLoss", "AsExpected")) == [
+        ("Normal", "AsExpected", "It has no problem any more."),
+        ("Warning", "DataLoss", "Epoch 3 is gone."),
+    ]
 
 
 def earlier_crd() -> Any:

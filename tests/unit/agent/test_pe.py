@@ -122,3 +122,53 @@ def test_a_query_whose_imports_have_ended_is_stopped_if_it_is_to_be() -> None:
     queries.add((), cast(Any, to_end), Sources(("f2",), False, True))
     assert to_end.stopped.wait(10.0)
     assert not on.stopped.is_set()
+
+
+class FailedQuery:
+    """A query that an exception of a Python worker has ended."""
+
+    isActive = False  # noqa: N815 (Spark's name)
+
+    def __init__(self, last_line: str) -> None:
+        self.id, self.runId = "query-1", "run-1"
+        self._last_line = last_line
+
+    def exception(self) -> Exception:
+        """Return what Spark does: the traceback of the worker in a long text."""
+        return RuntimeError(
+            "Job aborted.\nTraceback (most recent call last):\n"
+            f'  File "/home/job/app.py", line 7, in price\n    fail()\n{self._last_line}\n'
+        )
+
+
+@pytest.mark.parametrize(
+    ("last_line", "code", "message"),
+    [
+        (
+            "streambroker_core.ledger.planner.DataLossError: epochs 0 to 3 are gone.",
+            "DataLoss",
+            "epochs 0 to 3 are gone.",
+        ),
+        (
+            "ValueError: card 4711 is blocked",
+            "QueryFailed",
+            "ValueError at /home/job/app.py:7, in price. The log of the job has the error. Correct"
+            " the cause.",
+        ),
+    ],
+)
+def test_a_failed_query_is_reported_with_its_code_and_without_values_of_rows(
+    last_line: str, code: str, message: str
+) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    def call(name: str, **said: Any) -> dict[str, Any]:
+        calls.append((name, said))
+        return {"ended": False}
+
+    client = SimpleNamespace(call=call)
+    queries = QueryMonitor(cast(Any, None), lambda: cast(Any, client))
+    queries.add(("out",), cast(Any, FailedQuery(last_line)), Sources())
+    queries.beat()
+    (end,) = [said for name, said in calls if name == "query.end"]
+    assert (end["exports"], end["code"], end["message"]) == (["out"], code, message)

@@ -32,11 +32,12 @@ class Query:
         self.now, self.running, self.away, self.calls = 0.0, True, False, 0
         self.figures: list[RuleMetrics] = []
         self.errors: dict[tuple[str, int], int] = {}
+        self.failed: list[str] = []
         self.waits: tuple[int, int | None, int | None] = 0, None, None
         self.agent = RuleMetricsStore(lambda: self.now)
         self.figuring = RuleMetricsReporter(
             lambda: cast(Any, self), "patterns", log, lambda: self.figures, self.waiting,
-            lambda: self.errors, lambda: self.running, lambda: self.now,
+            lambda: self.errors, lambda: self.failed, lambda: self.running, lambda: self.now,
         )  # fmt: skip
 
     def waiting(self, operator: str, log: str) -> WatermarkWait:
@@ -78,6 +79,21 @@ def test_what_rules_have_done_is_reported_when_it_is_another_thing_and_now_and_t
     query.now += 0.1
     assert query.beat(figures(tested=6))[0]["tested"] == 6
     assert query.calls == 3
+
+
+def test_failed_rules_are_known_to_the_agent_until_they_run_again() -> None:
+    query, found = Query(), []
+    for failed in ([], ["r"], []):
+        query.failed = failed
+        query.beat(figures(tested=5))
+        found.append(query.agent.failed())
+        query.now += MIN_REPORT_SECONDS
+    assert found == [{}, {"patterns": {"r"}}, {}]
+    query.failed = ["r"]
+    query.beat(figures(tested=6))
+    query.running = False
+    query.beat()
+    assert query.agent.failed() == {}
 
 
 def test_an_agent_that_is_away_is_informed_later() -> None:

@@ -330,7 +330,7 @@ def test_a_route_is_in_one_state(figures: dict[str, Any], state: str) -> None:
 )
 def test_figures_are_shown_short(figures: dict[str, Any], cells: list[str]) -> None:
     row = [cell({**QUIET, **figures}) for cell in top.COLUMNS.values()]
-    assert [row[1], *row[4:-1]] == cells
+    assert [row[1], *row[5:-1]] == cells
     assert [text for cell in top.COLUMNS.values() if (text := cell(ROUTE)) != "-"] == [
         *("unknown", ROUTE["export"], ROUTE["import"], "wait"),
     ]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from streambroker_core.model import Export, PeKey, PortKey
+from streambroker_core.model import Export, Import, PeKey, PortKey, kind_of
 from streambroker_core.wire.manifests.ports import read_spec
+from streambroker_core.wire.reports.health import HEALTHY, Health, HealthState
 from streambroker_core.wire.reports.storage_status import StorageStatus
-from streambroker_operator.agents.ended_exports import LocalExportReports
+from streambroker_operator.agents.port_reports import LocalPortReports
 from streambroker_operator.rest.agents.reports import (
     FULL_PERCENT,
     STALE_S,
@@ -66,15 +67,43 @@ def test_the_last_report_of_an_agent_counts_until_it_is_stale() -> None:
     assert reports.count_states(130.5 + STALE_S)["reads"] == 0
 
 
+def board_with(port: Export | Import) -> Any:
+    """Return a board with one port."""
+    kind = kind_of(port)
+    ports = ([port.key.port], []) if kind == "Export" else ([], [port.key.port])
+    board = SimpleNamespace(
+        ports=lambda _: ports, holder=lambda wanted, _: port if wanted == kind else None
+    )
+    return cast(Any, board)
+
+
+def test_the_health_of_an_import_is_published_when_it_changes() -> None:
+    wanted = read_spec("Import", {"subscription": "a == 1"}, key=PortKey(*FEED, "trades"))
+    assert isinstance(wanted, Import)
+    reports = LocalPortReports(board_with(wanted))
+    failed = HealthState(reason="DataLoss", message="It failed.")
+
+    def report(health: Health) -> tuple[int, HealthState | None]:
+        changed = reports.apply_report(FEED, {}, {}, health, {})
+        return len(changed), reports.facts(wanted).healthy
+
+    assert report(Health(is_reported=False)) == (0, None)
+    assert report(Health()) == (1, HEALTHY)
+    assert [report(Health(problems={("Import", "trades"): failed})) for _ in range(2)] == [
+        (1, failed),
+        (0, failed),
+    ]
+    assert report(Health()) == (1, HEALTHY)
+
+
 def test_a_superseded_agent_is_shown_while_it_reports_in_turns_with_its_successor() -> None:
     trades = read_spec("Export", {"properties": {"kind": "a"}}, key=PortKey(*FEED, "trades"))
     assert isinstance(trades, Export)
-    reports = LocalExportReports(cast(Any, SimpleNamespace(holder=lambda *_: trades)))
+    reports = LocalPortReports(board_with(trades))
 
     def report(superseded: bool) -> tuple[int, str]:
-        changed = reports.apply_report(
-            FEED, {}, {"trades": StorageStatus(superseded=superseded)}, {}
-        )
+        uploads = {"trades": StorageStatus(superseded=superseded)}
+        changed = reports.apply_report(FEED, {}, uploads, Health(), {})
         stored = reports.facts(trades).stored
         assert stored is not None
         return len(changed), stored.reason

@@ -104,6 +104,23 @@ def test_uploads_that_fail_are_a_warning_and_their_success_is_reported_after_it_
     assert again == ("Normal", "Its bucket has it again.")
 
 
+@pytest.mark.parametrize(
+    ("reason", "events"),
+    [("DataLoss", ["LogDamaged", "DataLoss"]), ("LogDamaged", ["LogDamaged"])],
+)
+def test_a_problem_with_a_condition_of_its_own_is_one_event(reason: str, events: list[str]) -> None:
+    healthy = Condition(type="Healthy", status="False", reason=reason, message="It failed.")
+    desired = desired_status(
+        export_of(), Status(), programmed=RUNS, damaged="epoch 3 is missing.", healthy=healthy
+    )
+    status = status_to_write(desired, NOTHING_PUBLISHED, 0.0)
+    assert status is not None
+    write = StatusWrite(kind="Export", namespace="jobs", name="a", uid="u", status=status)
+    notes = transition_notes(write)
+    assert [note.reason for note in notes] == events
+    assert {note.event_type for note in notes} == {"Warning"}
+
+
 def test_the_event_of_a_connection_names_the_other_ends() -> None:
     peers = tuple(port(f"alerts{n}/trades") for n in range(5))
     status = status_of(Status(matches=5, peers=peers))

@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.ended_exports import EndedExports, make_ended_exports
+from streambroker_core.wire.reports.health import Health, HealthState, PortId
 from streambroker_core.wire.reports.rule_status import RuleStatus
 from streambroker_core.wire.reports.schema_status import NO_VERSION, SchemaStatus
 from streambroker_core.wire.reports.storage_status import StorageStatus
@@ -23,6 +24,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     AgentReport,
     DamageReport,
     EndsReport,
+    HealthReport,
     RulesReport,
     SchemaReport,
     StorageReport,
@@ -187,6 +189,19 @@ async def test_uploads_are_reported_with_those_of_agents_without_storage() -> No
     ((who, report),) = leader.reported
     assert isinstance(report, StorageReport)
     assert (who, report.storage, report.instance) == (FEED, uploads, str(FEED))
+
+
+async def test_health_is_reported_with_that_of_agents_that_do_not_know_it() -> None:
+    leader = Leader()
+    port: PortId = ("Import", "trades")
+    states = {port: HealthState(reason="DataLoss", message="It failed.")}
+    for health in (Health(problems=states), Health(is_reported=False)):
+        async with relay_to(leader) as (one, session):
+            one.note(FEED, HealthReport(health))
+            await one._send(session)
+        who, report = leader.reported[-1]
+        assert isinstance(report, HealthReport)
+        assert (who, report.health, report.instance) == (FEED, health, str(FEED))
 
 
 async def test_versions_are_relayed_with_those_of_agents_that_have_none() -> None:

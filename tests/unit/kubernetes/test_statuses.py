@@ -21,12 +21,14 @@ from streambroker_core.board import (
 )
 from streambroker_core.model import Export, Import
 from streambroker_core.wire.broker.ended_exports import EndedExports
+from streambroker_core.wire.reports.health import Health, HealthState
 from streambroker_core.wire.reports.schema_status import NO_VERSION, SchemaStatus
 from streambroker_core.wire.reports.storage_status import StorageStatus
 from streambroker_operator.kubernetes.client.documents import ObjectMetadata
 from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
+    HealthReport,
     SchemaReport,
     StorageReport,
     ViewReport,
@@ -55,7 +57,7 @@ class Bench:
         self.statuses = PortReconciler(
             self.board.reader,
             lambda name, urgent: self.offers.append((name, urgent)),
-            on_export_state=self.turned.append,
+            on_port_state=self.turned.append,
             clock=lambda: self.now,
             monotonic=lambda: self.now,
         )
@@ -428,7 +430,7 @@ def test_another_process_leaves_an_end_that_is_written_and_takes_it_back() -> No
         another.poll(job)
 
     assert another.ended() == []
-    assert another.statuses.published_facts(FEED.uid).ended
+    assert another.statuses.published_facts(EXPORT).ended
     another.say()
     assert another.ended() == [""]
 
@@ -618,6 +620,63 @@ def test_another_who_leads_keeps_what_is_written_of_uploads_until_the_agent_repo
     assert stored(bench) == []
     assert uploads(bench, StorageStatus(), instance="another instance") == []
     assert uploads(bench, StorageStatus()) == ["True UpToDate"]
+
+
+FAILED = HealthState(reason="DataLoss", message="A query failed.")
+
+
+def health(bench: Bench, job: str, report: Health, **how: Any) -> list[tuple[str, str]]:
+    """Report health and write what was offered; return `Healthy` of each port written."""
+    bench.statuses.on_report(pe(job), HealthReport(report, **how))
+    writes = [write for name in bench.asked() if (write := bench.write(name)) is not None]
+    found = [(w.kind, {c["type"]: c for c in w.status["conditions"]}) for w in writes]
+    shown = [(kind, types.get("Healthy")) for kind, types in found]
+    return [(kind, f"{c['status']} {c['reason']}" if c else "") for kind, c in shown]
+
+
+def test_health_is_a_condition_of_both_kinds_that_is_written_for_changes() -> None:
+    bench = running()
+    failed = Health(problems={("Import", ALERTS.key.port): FAILED})
+    worse = Health(problems={("Export", FEED.key.port): FAILED})
+    assert health(bench, "feed", Health()) == [("Export", "True AsExpected")]
+    assert health(bench, "feed", worse) == [("Export", "False DataLoss")]
+    assert health(bench, "feed", Health()) == [("Export", "True AsExpected")]
+    reported = [health(bench, "alerts", one) for one in (failed, failed, Health(), Health())]
+    imports = [[found for found in one if found[1]] for one in reported]
+    assert imports[0][:1] == [("Import", "False DataLoss")]
+    assert imports[1] == []
+    assert imports[2][:1] == [("Import", "True AsExpected")]
+    assert imports[3] == []
+
+
+def test_the_condition_of_health_leaves_a_port_ready() -> None:
+    bench = running()
+    failed = Health(problems={("Import", ALERTS.key.port): FAILED})
+    bench.statuses.on_report(pe("alerts"), HealthReport(failed))
+    write = bench.write(IMPORT)
+    assert write is not None
+    by_type = {c["type"]: c for c in write.status["conditions"]}
+    assert by_type["Ready"]["status"] == "True"
+    assert by_type["Healthy"]["message"] == FAILED.message
+    facts = bench.statuses.published_facts(IMPORT)
+    assert facts.healthy == FAILED
+
+
+def test_an_agent_of_an_earlier_release_takes_the_condition_of_health_away() -> None:
+    bench = running()
+    assert health(bench, "feed", Health(is_reported=False)) == []
+    assert health(bench, "feed", Health()) == [("Export", "True AsExpected")]
+    assert health(bench, "feed", Health(is_reported=False)) == [("Export", "")]
+
+
+def test_another_who_leads_keeps_what_is_written_of_health_until_the_agent_reports() -> None:
+    bench = running()
+    worse = Health(problems={("Export", FEED.key.port): FAILED})
+    assert health(bench, "feed", worse) == [("Export", "False DataLoss")]
+    bench.statuses.on_leader_change(True)
+    bench.statuses.offer_all()
+    assert health(bench, "feed", Health(), instance="another instance") == []
+    assert health(bench, "feed", Health()) == [("Export", "True AsExpected")]
 
 
 SECOND = SchemaStatus(number=2, since="2026-11-30T06:00:00Z")

@@ -1,1 +1,1 @@
-"""Liveness of agents, ended exports and UDP hints."""
+"""Liveness of agents, their reports about ports, and UDP hints."""

@@ -11,8 +11,8 @@ from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.encoding.canonical import JsonObject, without_none
 from streambroker_core.wire.manifests.ports import Manifest, write_manifest
 from streambroker_core.wire.reports.schema_status import write_schema_status
-from streambroker_operator.agents.ended_exports import ExportFacts, ExportReports
 from streambroker_operator.agents.liveness import AgentLiveness
+from streambroker_operator.agents.port_reports import PortFacts, PortReports
 from streambroker_operator.storage.backend import StoredResource
 
 
@@ -39,32 +39,30 @@ class ResourceBody(Manifest):
 
 
 def resource_body(
-    board: BoardReader, stored: StoredResource, export_reports: ExportReports
+    board: BoardReader, stored: StoredResource, port_reports: PortReports
 ) -> ResourceBody:
     """Return a resource's manifest with its status on the board."""
     resource = stored.resource
-    return build_resource_body(
-        stored, board.status(kind_of(resource), resource.uid), export_reports
-    )
+    return build_resource_body(stored, board.status(kind_of(resource), resource.uid), port_reports)
 
 
 def build_resource_body(
-    stored: StoredResource, status: Status | None, export_reports: ExportReports
+    stored: StoredResource, status: Status | None, port_reports: PortReports
 ) -> ResourceBody:
     """Return a resource's manifest with a status; empty if None.
 
-    An Export's status also has `ended`, `damaged` if its log is damaged, `stored` if its agent has
-    object storage or the Export demands it, and `schemaVersion` once its agent has published rows.
+    The status also has `healthy` if an agent reports it. That of an Export has `ended`, `damaged`
+    if its log is damaged, and `stored` if its agent has object storage or the Export demands it.
     """
     resource = stored.resource
     status_json: JsonObject = {} if status is None else _status_body(status)
-    if status is not None and isinstance(resource, Export):
-        facts = export_reports.facts(resource) if status.accepted else ExportFacts()
-        stored_json = None if facts.stored is None else asdict(facts.stored)
+    if status is not None:
+        facts = port_reports.facts(resource) if status.accepted else PortFacts()
         reported = without_none(
-            ended=facts.ended,
+            healthy=None if facts.healthy is None else asdict(facts.healthy),
+            ended=facts.ended if isinstance(resource, Export) else None,
             damaged=facts.damaged or None,
-            stored=stored_json,
+            stored=None if facts.stored is None else asdict(facts.stored),
             schemaVersion=write_schema_status(facts.schema),
         )
         status_json = {**status_json, **reported}

@@ -21,8 +21,8 @@ from streambroker_core.board import (
 from streambroker_core.board.events import AnyChange
 from streambroker_core.model import RULE, Kind, PeKey, PortKey, Resource, Route, kind_of
 from streambroker_core.wire.encoding.canonical import canonical
-from streambroker_operator.agents.ended_exports import ExportReports
 from streambroker_operator.agents.liveness import AgentLiveness
+from streambroker_operator.agents.port_reports import ChangedPort, PortReports
 from streambroker_operator.runtime.bodies import (
     changed_values_body,
     pe_body,
@@ -137,7 +137,7 @@ class ChangeLog:
         get_stored: Callable[[Kind, PortKey], StoredResource | None],
         cut_reason: Callable[[Route], str],
         liveness: AgentLiveness,
-        export_reports: ExportReports,
+        port_reports: PortReports,
     ) -> None:
         self.session = session
         self.count = 0
@@ -146,7 +146,7 @@ class ChangeLog:
         self._get_stored = get_stored
         self._cut_reason = cut_reason
         self._liveness = liveness
-        self._export_reports = export_reports
+        self._port_reports = port_reports
         self._events: deque[ChangeEvent] = deque()
         self._bytes = 0
         self._readers: set[ChangeReader] = set()
@@ -170,12 +170,12 @@ class ChangeLog:
         """Record a changed resource status; `flush` publishes it."""
         self._changed_statuses[(kind, uid)] = None
 
-    def publish_exports(self, exports: Iterable[PortKey]) -> None:
-        """Publish Exports whose reported end, damage or uploads changed."""
-        for key in exports:
-            export = self._board.holder("Export", key)
-            if export is not None:
-                self.note_status("Export", export.uid)
+    def publish_reported(self, ports: Iterable[ChangedPort]) -> None:
+        """Publish Exports and Imports of which an agent has reported something else."""
+        for kind, key in ports:
+            resource = self._board.holder(kind, key)
+            if resource is not None:
+                self.note_status(kind, resource.uid)
         self.flush()
 
     def note_resource(self, change: AnyChange) -> None:
@@ -216,7 +216,7 @@ class ChangeLog:
         resource = stored.resource
         body = {
             "type": change_type,
-            "object": resource_body(self._board, stored, self._export_reports),
+            "object": resource_body(self._board, stored, self._port_reports),
         }
         self._append(kind_of(resource).lower(), (resource.key.namespace,), body)
 

@@ -40,9 +40,9 @@ from streambroker_core.model import (
 from streambroker_core.wire.broker import capability
 from streambroker_core.wire.broker.registration import Registration, RegistrationReply, derive_key
 from streambroker_core.wire.broker.view import ImportRoute, View, with_capabilities
-from streambroker_operator.agents.ended_exports import ExportReports, LocalExportReports
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.agents.liveness import AgentLiveness
+from streambroker_operator.agents.port_reports import LocalPortReports, PortReports
 from streambroker_operator.errors import RequestError
 from streambroker_operator.runtime.change_log import ChangeLog
 from streambroker_operator.runtime.feed import Feed
@@ -94,7 +94,7 @@ class Runtime:
         board: an empty one.
         observer: receives board actions and acknowledged views.
         hints: returns whether this process sends hints now.
-        export_reports: published ends of exports; None to use reports to this process.
+        port_reports: published ends of exports; None to use reports to this process.
 
     Attributes:
         store: the storage, for reading; writes go through the runtime.
@@ -112,15 +112,15 @@ class Runtime:
         board: Board | None = None,
         observer: Observer | None = None,
         hints: Callable[[], bool] = lambda: True,
-        export_reports: ExportReports | None = None,
+        port_reports: PortReports | None = None,
     ) -> None:
         self.store = store
         self.sender = sender
         machine = Board() if board is None else board
         self.board = machine.reader
         self.liveness = AgentLiveness()
-        self.export_reports: ExportReports = (
-            LocalExportReports(self.board) if export_reports is None else export_reports
+        self.port_reports: PortReports = (
+            LocalPortReports(self.board) if port_reports is None else port_reports
         )
         self.change_log = ChangeLog(
             secrets.token_hex(8),
@@ -128,7 +128,7 @@ class Runtime:
             store.get,
             self.cut_reason,
             self.liveness,
-            self.export_reports,
+            self.port_reports,
         )
         self.publisher = Publisher(machine, self.change_log, store, sender, observer, hints)
         self.feed = Feed(machine, self.publisher, store)
@@ -289,7 +289,7 @@ class Runtime:
             )
         version = await self.store.withdraw(pe)
         self.liveness.forget(pe)
-        self.export_reports.forget(pe)
+        self.port_reports.forget(pe)
         self.rules.apply_report(pe, {})
         self.publisher.publish_agent(PeWithdrawn(pe=pe, version=version))
 

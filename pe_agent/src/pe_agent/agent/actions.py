@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from functools import partial
 
 import pyarrow as pa
 
@@ -18,8 +19,8 @@ def job_actions(agent: Agent) -> Actions:
     actions = Actions()
     _add_publisher(actions, agent)
     imports, rules = agent.imports, agent.rule_state
-    actions.on(reader.ReaderNext, imports.next_offset)
-    actions.on(reader.ReaderSlices, imports.slices.plan_slices)
+    actions.on(reader.ReaderNext, partial(agent.answer_read, imports.next_offset))
+    actions.on(reader.ReaderSlices, partial(agent.answer_read, imports.slices.plan_slices))
     actions.on(
         reader.ReaderRenew,
         lambda r: reader.Renewed(renewed=imports.state.readers.renew(r.reader, r.session)),
@@ -30,7 +31,7 @@ def job_actions(agent: Agent) -> Actions:
     actions.on(reader.ReaderDone, imports.snapshots.finish_slice)
     actions.on(reader.ReaderWhere, imports.slices.locate)
     actions.on(job.QueryBegin, imports.begin_query)
-    actions.on(job.QueryEnd, imports.queries.end)
+    actions.on(job.QueryEnd, agent.end_query)
     actions.on(job.Declare, agent.declare)
     actions.on(reader.GetSchema, agent.view_queries.find_schema)
     actions.on(job.GetView, agent.view_queries.wait_for_view)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pe_agent.agent.exports import read_grant as grants
 from pe_agent.agent.exports.registry import ExportRegistry
@@ -19,6 +19,7 @@ from pe_agent.agent.imports.offset_planner import OffsetPlanner
 from pe_agent.agent.imports.slice_planner import SlicePlanner
 from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.reports import prometheus as metrics
+from pe_agent.agent.reports.health import FINAL_CODES, PortProblems
 from pe_agent.agent.reports.rule_metrics import RuleMetricsStore
 from pe_agent.agent.reports.rules import RuleState
 from pe_agent.agent.reports.side_inputs import SideReports
@@ -34,13 +35,17 @@ from pe_agent.log.scrub import Scrub
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.planner import MAX_READERS
-from streambroker_core.model import PeKey, PortKey, pe_of
-from streambroker_core.wire.agent_rpc.job import Declare
+from streambroker_core.model import PeKey, PortKey, pe_of, port_of
+from streambroker_core.wire.agent_rpc.job import Declare, QueryEnd
+from streambroker_core.wire.agent_rpc.reader import ReaderNext, ReaderSlices
 from streambroker_core.wire.broker.view import View
+from streambroker_core.wire.reports.health import PortId, write_health
 
 log = logging.getLogger("pe_agent")
 
 TICK_SECONDS = 1.0
+_Read = TypeVar("_Read", ReaderNext, ReaderSlices)
+_Answer = TypeVar("_Answer")
 
 
 class HomeForeignError(StreambrokerError):
@@ -121,6 +126,8 @@ class Agent:
         queries.find_wait_chain = self.exports.wait_chain
         state.peers.find_wait_chains = queries.wait_chains
         self.imports = OffsetPlanner(state, SlicePlanner(state), AvailableNowTarget(state), queries)
+        self.problems = PortProblems(self.store, self._find_runs)
+        state.on_loss = lambda import_: self.problems.note_loss(port_of(import_))
         self.scrub = Scrub()
         self.exports.recover(progress)
         if storage is not None:
@@ -179,17 +186,50 @@ class Agent:
         grants.check(self.token, ticket, read)
         return self.exports.get(export).plans
 
+    def _find_runs(self, port: PortId) -> set[str]:
+        """Return the runs that read or publish a port now."""
+        kind, key = port[0], f"{self.pe}/{port[1]}"
+        if kind == "Import":
+            return self.imports.state.readers.sessions(key)
+        return self.exports.publishing_runs(key)
+
+    def answer_read(self, handler: Callable[[_Read], _Answer], request: _Read) -> _Answer:
+        """Answer a call of a reader; an error after which its query ends is a problem."""
+        try:
+            return handler(request)
+        except StreambrokerError as error:
+            if error.code in FINAL_CODES:
+                self.problems.note_failure([("Import", request.import_)], error.code, str(error))
+            raise
+
+    def end_query(self, request: QueryEnd) -> None:
+        """Remove a run of a query; one that has failed is a problem of its ports."""
+        if request.code:
+            ports: list[PortId] = [("Export", port) for port in request.exports]
+            ports += [("Import", port) for port in self.imports.imports_of(request.query)]
+            self.problems.note_failure(ports, request.code, request.message)
+        self.imports.queries.end(request)
+
     def renew_driver(self) -> None:
         """Record that the driver runs."""
         self.driver_last_seen = time.monotonic()
 
     def status(self) -> dict[str, Any]:
         """Return the status of all parts of the agent."""
+        exports, imports, sides = (
+            self.exports.status(),
+            self.imports.status(),
+            self.side_reports.status(),
+        )
+        read = [(side, self.imports.imports_of(side["query"])) for side in sides]
         return {
             "pe": str(self.pe),
             "view": self.routes.view.version if self.routes.view else None,
-            "exports": self.exports.status(),
-            "imports": self.imports.status(),
+            "exports": exports,
+            "imports": imports,
+            "health": write_health(
+                self.problems.health(exports, imports["readers"], read, self.rule_metrics.failed())
+            ),
             "controlLog": {
                 "accepted": dict(self.control_log.accepted),
                 "applied": dict(self.control_log.applied),
@@ -197,7 +237,7 @@ class Agent:
             },
             "broker": self._broker_status(),
             "certificate": self._listener_status(),
-            "sides": self.side_reports.status(),
+            "sides": sides,
             "ruleFigures": self.rule_metrics.status(),
             "ruleWaiting": self.rule_metrics.waiting(),
             "declarations": self.declarations.status(),
@@ -220,6 +260,7 @@ class Agent:
             return
         self._last_tick = now
         self.exports.tick()
+        self.problems.tick()
         if self.storage is not None:
             self.storage.tick()
 

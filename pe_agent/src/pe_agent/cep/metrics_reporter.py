@@ -36,7 +36,8 @@ class RuleMetricsReporter:
     """Reports the metrics of one operator's rules to the agent while the query runs.
 
     The report contains the thousand rules with the most time. ``waiting`` takes operator and log
-    id of the rule sets. ``errors`` are counts by id and version. ``clock`` is monotonic seconds.
+    id of the rule sets. ``errors`` are counts by id and version, ``failed`` ids of rules.
+    ``clock`` is monotonic seconds.
     """
 
     def __init__(
@@ -47,13 +48,14 @@ class RuleMetricsReporter:
         metrics: Callable[[], Sequence[RuleMetrics]],
         waiting: Callable[[str, str], WatermarkWait],
         errors: Callable[[], dict[tuple[str, int], int]],
+        failed: Callable[[], Sequence[str]],
         is_running: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._agent = agent
         self._ended = RulesMetrics(operator=operator, log=rules_log)
         self._metrics, self._waiting = metrics, waiting
-        self._errors, self._is_running = errors, is_running
+        self._errors, self._failed, self._is_running = errors, failed, is_running
         self._clock = clock
         self._sent = self._ended
         self._sent_at = 0.0
@@ -86,4 +88,7 @@ class RuleMetricsReporter:
             rules.append({**fields, "errors": errors.get((one.rule, one.version), 0)})
         written = write_metrics(self._waiting(self._ended.operator, self._ended.log))
         waiting = {name: written[name] for name in ("rows", "first", "watermark")}
-        return replace(self._ended, rules=rules, waiting=waiting) if rules else self._ended
+        if not rules:
+            return self._ended
+        failed = list(self._failed())[:MAX_REPORTED_RULES]
+        return replace(self._ended, rules=rules, waiting=waiting, failed=failed)

@@ -164,7 +164,7 @@ def plan_match_rules(
         sent_rules.begin(discoverer, first, on_outcomes)
         job = prepared.plan.job
         if job is not None:
-            sources = sent_rules.metrics, sent_rules.waiting, sent_rules.errors
+            sources = sent_rules.metrics, sent_rules.waiting, sent_rules.errors, sent_rules.failed
             reporter = RuleMetricsReporter(
                 lambda: job.agent, name, sending.name, *sources, lambda: sent_rules.running
             )

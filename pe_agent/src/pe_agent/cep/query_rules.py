@@ -79,6 +79,11 @@ class QueryRules:
         """Return how often a version of a rule failed, by its id and number."""
         return {(one.rule, one.version): one.errors for one in self.tally.progress(0)}
 
+    def failed(self) -> list[str]:
+        """Return the ids of the rules that are off after an error, or that were refused."""
+        refused = {one.rule for one in self._outcomes.values() if one.change == "refused"}
+        return sorted(refused | {rule for rule, _ in self.manager.rules.disabled})
+
     @property
     def relevance(self) -> Relevance:
         """Which rows the rules have to see, or why that is every row.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pe_agent.spark.query_failure import cause
 from pe_agent.spark.query_sources import Sources, frame_sources, query_sources
 from pe_agent.transport.agent_client import AgentClient, send
 from streambroker_core.errors import StreambrokerError
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("pe_agent")
 
 REPORT_SECONDS = 2.0
+QUERY_FAILED = "QueryFailed"
+"""Reported code of an error that is not of streambroker."""
 RELEASE_SECONDS = 5.0
 
 
@@ -46,6 +49,23 @@ class RunningQuery:
             return bool(self.query.isActive)
         except Exception:
             return False
+
+    def failure(self) -> tuple[str, str]:
+        """Return code and message of its failure, empty texts if it has not failed.
+
+        Text of exceptions of other code stays in the job: it may contain values of rows.
+        """
+        try:
+            failed = cause(self.query)
+        except Exception:  # as in `is_active`
+            failed = None
+        if failed is None:
+            return "", ""
+        if failed.code is not None and not failed.code.isupper():
+            return failed.code, failed.message
+        place = f" at {failed.place}" if failed.place else ""
+        name = failed.code or failed.type
+        return QUERY_FAILED, f"{name}{place}. The log of the job has the error. Correct the cause."
 
 
 class QueryMonitor:
@@ -123,8 +143,16 @@ class QueryMonitor:
             self._report(running)
 
     def _report_end(self, running: RunningQuery) -> None:
-        if running.sources.frames:
-            send(self._agent(), QueryEnd(query=running.id, run=running.run_id))
+        code, message = running.failure()
+        if running.sources.frames or code:
+            end = QueryEnd(
+                query=running.id,
+                run=running.run_id,
+                exports=list(running.ports),
+                code=code,
+                message=message,
+            )
+            send(self._agent(), end)
         for port in running.ports:
             send(self._agent(), PublisherRenounce(export=port, query=running.id))
 

@@ -171,13 +171,18 @@ class RulesLeave(Request[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulesMetrics(Request[None]):
-    """Report the metrics of an operator's rules; no rules for one that has ended."""
+    """Report the metrics of an operator's rules; no rules for one that has ended.
+
+    Attributes:
+        failed: ids of the rules that are off after an error, or that the query has refused.
+    """
 
     action: ClassVar[str] = "rules.figures"
     operator: str
     log: str
     rules: Sequence[Any] = ()
     waiting: Mapping[str, Any] | None = None
+    failed: Sequence[str] = optional(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,8 +255,18 @@ class QueryBegin(Request[QueryEnded]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryEnd(Request[None]):
-    """Remove a run of a query."""
+    """Remove a run of a query.
+
+    Attributes:
+        exports: ports that it published to.
+        code: error code of its failure, ``QueryFailed`` for an error of other code; empty if it has
+            not failed.
+        message: what has failed, as sentences.
+    """
 
     action: ClassVar[str] = "query.end"
     query: str | None
     run: str | None
+    exports: Sequence[str] = optional(())
+    code: str = optional("")
+    message: str = optional("")

@@ -8,6 +8,7 @@ from typing import Any
 
 from streambroker_client.broker import Broker
 from streambroker_client.errors import BrokerError
+from streambroker_core.wire.reports.health import AS_EXPECTED
 from streambroker_core.wire.reports.route_states import route_state
 from streambroker_operator.cli.commands.diagnose import explain_ports
 from streambroker_operator.cli.commands.get import WHAT
@@ -145,6 +146,9 @@ def _status(status: Item) -> list[str]:
     lines = [f"Accepted: {accepted} ({status.get('reason', 'Unknown')})"]
     if status.get("message"):
         lines.append(f"Message:  {status['message']}")
+    if healthy := status.get("healthy"):
+        word = "yes" if healthy["reason"] == AS_EXPECTED else f"no ({healthy['reason']})"
+        lines.append(f"Healthy:  {word} {healthy['message']}".rstrip())
     if status.get("ended"):
         lines.append("Ended:    yes, its program has finished the stream")
     if status.get("damaged"):

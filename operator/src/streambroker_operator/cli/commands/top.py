@@ -223,6 +223,8 @@ def route_lines(
     shown = COLUMNS
     if namespace is not None:
         shown = {name: _without_prefix(f"{namespace}/", COLUMNS[name]) for name in _NARROW_COLUMNS}
+    if not any(map(_problem_text, routes)):
+        shown = {name: cell for name, cell in shown.items() if name != "PROBLEM"}
     if not any(route.get("storage") for route in routes):
         shown = {name: cell for name, cell in shown.items() if name not in _STORE_COLUMNS}
     return Table(shown, right=_RIGHT_ALIGNED).lines(
@@ -244,6 +246,12 @@ def _storage_text(route: Item) -> str:
     return format_duration(storage["seconds"])
 
 
+def _problem_text(route: Item) -> str:
+    """Return which end of a route is not healthy and why; empty if both are, or it is unknown."""
+    ends = ((end, route.get(f"{end}Problem")) for end in ("export", "import"))
+    return ", ".join(f"{end}: {reason}" for end, reason in ends if reason)
+
+
 def _format_number(value: float | None) -> str:
     if value is None:
         return "-"
@@ -259,6 +267,7 @@ COLUMNS: Columns[Item] = {
     "FULL": lambda route: "-" if route["congestion"] is None else f"{route['congestion']}%",
     "EXPORT": lambda route: route["export"],
     "IMPORT": lambda route: route["import"],
+    "PROBLEM": lambda route: _problem_text(route) or "-",
     "ROWS/S": lambda route: _format_number(route["rowsPerSecond"]),
     "BYTES/S": lambda route: _format_known(format_size, route["bytesPerSecond"]),
     "LAG": lambda route: _format_number(route["lagEpochs"]),
@@ -280,12 +289,22 @@ COLUMNS: Columns[Item] = {
 """Ordered by importance, because a narrow terminal cuts the last ones."""
 METRIC_COLUMNS = tuple(name for name in COLUMNS if name not in ("EXPORT", "IMPORT", "POLICY"))
 """Columns that change all the time."""
-_NARROW_COLUMNS = ["CONGESTION", "EXPORT", "IMPORT", "ROWS/S", "LAG ROWS", "LAG TIME", "BLOCKED"]
+_NARROW_COLUMNS = [
+    "CONGESTION",
+    "EXPORT",
+    "IMPORT",
+    "PROBLEM",
+    "ROWS/S",
+    "LAG ROWS",
+    "LAG TIME",
+    "BLOCKED",
+]
 _NARROW_COLUMNS += ["DROPPED", "LOST", "STORE", "AGE"]
 """Columns of the default table, which fits 120 characters; ``wide`` has all."""
 _STORE_COLUMNS = ("STORE", "TO STORE")
 """Columns of tables with an export that has object storage."""
-_RIGHT_ALIGNED = COLUMNS.keys() - {"CONGESTION", "EXPORT", "IMPORT", "ENDED", "AGE", "POLICY"}
+_LEFT_ALIGNED = {"CONGESTION", "EXPORT", "IMPORT", "PROBLEM", "ENDED", "AGE", "POLICY"}
+_RIGHT_ALIGNED = COLUMNS.keys() - _LEFT_ALIGNED
 _SORT_KEYS: dict[str, Callable[[Item], Any]] = {
     "state": lambda r: (
         STATE_ORDER.index(route_state(r)),

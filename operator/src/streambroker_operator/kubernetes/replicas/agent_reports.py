@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from streambroker_core.wire.broker.ended_exports import EndedExports
+from streambroker_core.wire.reports.health import Health
 from streambroker_core.wire.reports.rule_status import RuleStatusMap
 from streambroker_core.wire.reports.schema_status import SchemaStatusMap
 from streambroker_core.wire.reports.storage_status import StorageStatusMap
@@ -49,6 +50,13 @@ class StorageReport(_DatedReport):
 
 
 @dataclass(frozen=True, slots=True)
+class HealthReport(_DatedReport):
+    """Health of all ports."""
+
+    health: Health
+
+
+@dataclass(frozen=True, slots=True)
 class SchemaReport(_DatedReport):
     """Versions of columns, by port."""
 
@@ -63,5 +71,7 @@ class RulesReport:
     more: bool = False
 
 
-PortReport: TypeAlias = ViewReport | EndsReport | DamageReport | StorageReport | SchemaReport
+PortReport: TypeAlias = (
+    ViewReport | EndsReport | DamageReport | StorageReport | HealthReport | SchemaReport
+)
 AgentReport: TypeAlias = PortReport | RulesReport

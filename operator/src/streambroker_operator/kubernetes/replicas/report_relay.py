@@ -24,6 +24,7 @@ from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import ended_exports as wire
 from streambroker_core.wire.encoding.canonical import JsonObject, JsonValue
 from streambroker_core.wire.encoding.fields import Fields
+from streambroker_core.wire.reports.health import Health, read_health, write_health
 from streambroker_core.wire.reports.rule_status import read_statuses, write_statuses
 from streambroker_core.wire.reports.schema_status import read_schema_status, write_schema_status
 from streambroker_core.wire.reports.storage_status import read_storage, write_storage
@@ -32,6 +33,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     AgentReport,
     DamageReport,
     EndsReport,
+    HealthReport,
     RulesReport,
     SchemaReport,
     StorageReport,
@@ -47,12 +49,18 @@ MAX_PENDING = 20_000
 MAX_AGE_S = 60.0
 TIMEOUT_S = 2.0
 
+
+def _write_health(health: Health) -> JsonObject | None:
+    return write_health(health) if health.is_reported else None
+
+
 _FORMATS: Mapping[type[AgentReport], tuple[str, int, Callable[[Any], Any]]] = {
     ViewReport: ("runs", 1_000, lambda report: report.version),
     EndsReport: ("ended", ENDS_AT_ONCE, lambda report: wire.encode(report.ends)),
     # Agents repeat these every half minute. Each may be as long as a full report.
     RulesReport: ("rules", 4, lambda report: write_statuses(report.statuses)),
     DamageReport: ("damaged", 10, lambda report: dict(report.damaged)),
+    HealthReport: ("health", 5, lambda report: _write_health(report.health)),
     StorageReport: (
         "storage",
         5,
@@ -205,6 +213,9 @@ def _read_message(message: dict[str, Any]) -> Iterator[tuple[str, AgentReport]]:
     for pe, (storage, ago, instance) in message.get("storage", {}).items():
         read = {str(port): read_storage(Fields({"storage": one})) for port, one in storage.items()}
         yield pe, StorageReport(read, ago_s=float(ago), instance=str(instance))
+    for pe, (health, ago, instance) in message.get("health", {}).items():
+        known = read_health(Fields({"health": health}))
+        yield pe, HealthReport(known, ago_s=float(ago), instance=str(instance))
     for pe, (schemas, ago, instance) in message.get("schemas", {}).items():
         versions = {
             str(port): read_schema_status(Fields({"schemaVersion": one}))

@@ -18,11 +18,12 @@ from typing import Any, Literal, TypeAlias, TypedDict
 from streambroker_core.board import Status
 from streambroker_core.board.wait_cycles import RING
 from streambroker_core.errors import ManifestError
-from streambroker_core.model import Durability, Export, Import, Resource
+from streambroker_core.model import Durability, Export, Import, Kind, PortKey, Resource
 from streambroker_core.model.properties import Value
 from streambroker_core.wire.encoding.canonical import JsonObject, digest
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.manifests.ports import write_spec
+from streambroker_core.wire.reports.health import Health
 from streambroker_core.wire.reports.schema_status import (
     NO_VERSION,
     SchemaStatus,
@@ -45,7 +46,7 @@ ConditionTime: TypeAlias = tuple[str, str, str]
 
 _TYPES = (
     *("Accepted", "Matched", "Programmed", "Ready", "Held", "Steered", "Ended", "InRing"),
-    *("Damaged", "Stored"),
+    *("Damaged", "Stored", "Healthy"),
 )
 _CONDITION_STATUSES: Mapping[str, ConditionStatus] = {"True": "True", "False": "False"}
 _CONDITION_FIELDS = ("type", "status", "reason", "message")
@@ -129,6 +130,7 @@ class PublishedStatus:
         nearest: generation and message of a `Matched` condition with reason `NoMatch`.
         damaged: message of `Damaged`; empty without that condition.
         stored: the condition `Stored`, None without it.
+        healthy: the condition `Healthy`, None without it.
         accepted: the last accepted generation; 0 for none.
         schema: version of an Export's columns.
     """
@@ -140,6 +142,7 @@ class PublishedStatus:
     nearest: tuple[int, str] = (0, "")
     damaged: str = ""
     stored: Condition | None = None
+    healthy: Condition | None = None
     accepted: int = 0
     schema: SchemaStatus = NO_VERSION
 
@@ -174,6 +177,7 @@ def desired_status(
     ended: bool | None = False,
     damaged: str | None = "",
     storage: StorageStatus | None = None,
+    healthy: Condition | None = None,
     schema: SchemaStatus | None = None,
     nearest: str | None = None,
 ) -> DesiredStatus:
@@ -206,15 +210,10 @@ def desired_status(
         conditions.append(
             true_condition("InRing", RING, f"{status.ring[:1].upper()}{status.ring[1:]}")
         )
-    damaged = published.damaged if damaged is None else damaged
-    if runs and damaged:
-        conditions.append(true_condition("Damaged", "LogDamaged", damaged))
-    if runs and isinstance(resource, Export):
-        stored = stored_condition(resource.durability, storage, published)
-        conditions += [] if stored is None else [stored]
-        schema = published.schema if schema is None else schema
-    else:
-        schema = None
+    if runs:
+        damage = published.damaged if damaged is None else damaged
+        conditions += _reported_conditions(resource, damage, storage, healthy, published)
+    schema = published.schema if schema is None else schema
     rejected = resource.rejected
     valid = status.reason in _VALID_REASONS or published.accepted == resource.generation
     return DesiredStatus(
@@ -224,7 +223,7 @@ def desired_status(
         top_matches=peers,
         summary=summarise(resource),
         accepted=resource if runs or valid else None,
-        schema=schema or NO_VERSION,
+        schema=schema if runs and isinstance(resource, Export) else NO_VERSION,
     )
 
 
@@ -344,6 +343,7 @@ def read_published(status: object) -> PublishedStatus:
         programmed=next((c for c in conditions if c.type == "Programmed"), None),
         damaged=next((c.message for c in conditions if c.type == "Damaged"), ""),
         stored=next((c for c in conditions if c.type == "Stored"), None),
+        healthy=next((c for c in conditions if c.type == "Healthy"), None),
         nearest=next(
             (
                 (facts.generation, c.message)
@@ -406,6 +406,33 @@ def stored_condition(
         return None
     condition = true_condition("Stored", state.reason, state.message)
     return condition if state.is_stored else replace(condition, status="False")
+
+
+def _reported_conditions(
+    resource: Resource,
+    damaged: str,
+    storage: StorageStatus | None,
+    healthy: Condition | None,
+    published: PublishedStatus,
+) -> list[Condition]:
+    damage = true_condition("Damaged", "LogDamaged", damaged) if damaged else None
+    stored = None
+    if isinstance(resource, Export):
+        stored = stored_condition(resource.durability, storage, published)
+    return [one for one in (damage, stored, healthy) if one is not None]
+
+
+def healthy_condition(
+    health: Health | None, key: PortKey, kind: Kind, published: PublishedStatus
+) -> Condition | None:
+    """Return `Healthy`, None without it; without a report what is published stays."""
+    if health is None:
+        return published.healthy
+    state = health.find(kind, key.port)
+    if state is None:
+        return None
+    condition = true_condition("Healthy", state.reason, state.message)
+    return condition if state.is_healthy else replace(condition, status="False")
 
 
 def _matched_condition(resource: Resource, status: Status, nearest: str) -> Condition:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from streambroker_core.board import Action, BoardEvent, BoardReader, RoutesChanged
-from streambroker_core.model import RULE, AnyKind, Export, PeKey, PortKey
+from streambroker_core.model import RULE, AnyKind, PeKey, Resource, kind_of
 from streambroker_core.wire.broker.ended_exports import EndedExports
+from streambroker_core.wire.reports.health import Health
 from streambroker_core.wire.reports.rule_status import RuleStatusMap
 from streambroker_core.wire.reports.schema_status import SchemaStatusMap
 from streambroker_core.wire.reports.storage_status import StorageStatusMap
-from streambroker_operator.agents.ended_exports import ExportFacts
+from streambroker_operator.agents.port_reports import ChangedPort, PortFacts
 from streambroker_operator.cooperative import run_in_turns
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
 from streambroker_operator.kubernetes.client.documents import Document
@@ -26,6 +27,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     AgentReport,
     DamageReport,
     EndsReport,
+    HealthReport,
     RulesReport,
     SchemaReport,
     StorageReport,
@@ -91,7 +93,7 @@ class StatusController:
             steered=lambda name: store.steering.description(name[1]),
             on_written=self._on_status_written,
             nearest=self._nearest.get,
-            on_export_state=self._on_export_state,
+            on_port_state=self._on_port_state,
             on_applied=on_applied,
             on_deleted=store.on_deleted,
             reoffer_all=self._reoffer_ports,
@@ -212,7 +214,7 @@ class StatusController:
         """Record the states of a job's rules."""
         self._on_own_report(pe, RulesReport(statuses, more))
 
-    def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[PortKey]:
+    def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[ChangedPort]:
         """Apply reported ends; effective only once the status is written."""
         self._on_own_report(pe, EndsReport(ends))
         return ()
@@ -222,17 +224,19 @@ class StatusController:
         pe: PeKey,
         damaged: Mapping[str, str],
         storage: StorageStatusMap,
+        health: Health,
         schemas: SchemaStatusMap,
-    ) -> Sequence[PortKey]:
-        """Apply an agent's report by port; effective only once the status is written."""
+    ) -> Sequence[ChangedPort]:
+        """Apply a report of ports; effective only once the status is written."""
         self._on_own_report(pe, DamageReport(damaged))
         self._on_own_report(pe, StorageReport(storage))
+        self._on_own_report(pe, HealthReport(health))
         self._on_own_report(pe, SchemaReport(schemas))
         return ()
 
-    def facts(self, export: Export) -> ExportFacts:
-        """Return what the status of an Export reports."""
-        return self.ports.published_facts(export.uid)
+    def facts(self, resource: Resource) -> PortFacts:
+        """Return what the status of an Export or Import reports."""
+        return self.ports.published_facts((kind_of(resource), resource.uid))
 
     def forget(self, pe: PeKey) -> None:
         """Do nothing: the reconcilers drop a PE when the board withdraws it."""
@@ -255,7 +259,7 @@ class StatusController:
         for note in transition_notes(write):
             self._record(note)
 
-    def _on_export_state(self, name: Name) -> None:
+    def _on_port_state(self, name: Name) -> None:
         kind, uid = name
         if kind != RULE:
             self.runtime.change_log.note_status(kind, uid)

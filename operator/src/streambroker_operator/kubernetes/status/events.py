@@ -100,7 +100,7 @@ class _Series:
 
 def transition_notes(write: StatusWrite) -> list[EventNote]:
     """Return the notes for transitions between the previously published and the written status."""
-    notes = []
+    notes: list[EventNote] = []
     published = {name: status for name, status, _ in write.before}
     for condition in write.status.get("conditions", ()):
         name, status = condition["type"], condition["status"]
@@ -112,6 +112,8 @@ def transition_notes(write: StatusWrite) -> list[EventNote]:
         reason = condition["reason"]
         if reason == "NotAccepted" or (name == "Active" and reason != "Disabled"):
             continue
+        if name == "Healthy" and any(note.reason == reason for note in notes):
+            continue  # `Damaged` or `Stored` has the same reason
         notes.append(
             EventNote(
                 kind=write.kind,
@@ -134,8 +136,9 @@ _ACTIONS = {
     "InRing": "Match",
     "Damaged": "Keep",
     "Stored": "Store",
+    "Healthy": "Run",
 }
-_ALARMS = {("InRing", "True"), ("Damaged", "True"), ("Stored", "False")}
+_ALARMS = {("InRing", "True"), ("Damaged", "True"), ("Stored", "False"), ("Healthy", "False")}
 _WARNINGS = {("Accepted", "False"), ("Active", "False"), *_ALARMS}
 _FIRST_TRANSITIONS = {("Accepted", "False"), ("Matched", "True"), *_ALARMS}
 """Transitions that deserve an Event for a resource without a previous status."""
@@ -143,6 +146,7 @@ _SENTENCES = {
     ("Accepted", "True"): "It is accepted now.",
     ("Matched", "False"): "It is no longer connected to anything.",
     ("Stored", "True"): "Its bucket has it again.",
+    ("Healthy", "True"): "It has no problem any more.",
 }
 _MAX_PEERS = 3
 """Number of peers that an Event names."""

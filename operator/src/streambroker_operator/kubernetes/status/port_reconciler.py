@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from streambroker_core.board import BoardReader, events
 from streambroker_core.matching import Match
 from streambroker_core.model import RULE, AnyKind, Export, Kind, PeKey, PortKey, Resource, kind_of
-from streambroker_core.wire.broker.ended_exports import EndedExports
-from streambroker_core.wire.broker.view import ExportPort
-from streambroker_core.wire.reports.schema_status import NO_VERSION, SchemaStatus, SchemaStatusMap
+from streambroker_core.wire.reports.health import HealthState
 from streambroker_core.wire.reports.storage_status import (
-    StorageStatus,
-    StorageStatusMap,
     StoredState,
 )
-from streambroker_operator.agents.ended_exports import ExportFacts
+from streambroker_operator.agents.port_reports import PortFacts
 from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.replicas.agent_reports import (
-    DamageReport,
-    EndsReport,
     PortReport,
-    StorageReport,
     ViewReport,
 )
 from streambroker_operator.kubernetes.status.conditions import (
@@ -32,10 +26,9 @@ from streambroker_operator.kubernetes.status.conditions import (
     desired_status,
     read_published,
     status_to_write,
-    stored_condition,
     unreadable_status,
 )
-from streambroker_operator.kubernetes.status.last_reports import LastReports
+from streambroker_operator.kubernetes.status.last_reports import LastReports, PortReports
 from streambroker_operator.kubernetes.status.programmed import AgentState, ProgrammedTracker
 from streambroker_operator.kubernetes.status.published import (
     PublishedStatuses,
@@ -55,7 +48,7 @@ class PortReconciler:
         steered: returns which fields of a resource are set at run time, as text, or None.
         on_written: called after a write.
         nearest: returns the message for a resource without matches, or None.
-        on_export_state: called with an Export whose published facts changed.
+        on_port_state: called with a port whose published end, damage, uploads or health changed.
         on_applied: called with the seconds from a changed view until its agent runs it.
         on_deleted: called with the uid of a deleted resource.
         reoffer_all: enqueues all resources after a list; by default synchronously.
@@ -69,7 +62,7 @@ class PortReconciler:
         steered: Callable[[Name], str | None] = lambda _: None,
         on_written: Callable[[StatusWrite], None] = lambda _: None,
         nearest: Callable[[Name, int], str | None] = lambda *_: None,
-        on_export_state: Callable[[Name], None] = lambda _: None,
+        on_port_state: Callable[[Name], None] = lambda _: None,
         on_applied: Callable[[float], None] = lambda _: None,
         on_deleted: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
@@ -82,7 +75,7 @@ class PortReconciler:
         self._steered = steered
         self._on_written = on_written
         self._nearest = nearest
-        self._on_export_state = on_export_state
+        self._on_port_state = on_port_state
         self._on_deleted = on_deleted
         self._clock = clock
         self._published = PublishedStatuses(
@@ -91,10 +84,7 @@ class PortReconciler:
         self.programmed_tracker = ProgrammedTracker(
             board.version, self._is_registered, on_applied=on_applied, clock=monotonic
         )
-        self._ended = LastReports(monotonic, EndedExports.has_ended)
-        self._damage = LastReports(monotonic, _damage_text)
-        self._storage = LastReports(monotonic, _storage_status)
-        self._schemas = LastReports(monotonic, _schema_status)
+        self._reports = PortReports(monotonic)
 
     # ---- input -----------------------------------------------------------
 
@@ -108,9 +98,11 @@ class PortReconciler:
             self._offer(name, False)
 
     def _on_published(self, name: Name, before: PublishedStatus, after: PublishedStatus) -> None:
-        shown = [(one.ended, one.damaged, one.stored, one.schema) for one in (before, after)]
+        shown = [
+            (one.ended, one.damaged, one.stored, one.healthy, one.schema) for one in (before, after)
+        ]
         if shown[0] != shown[1]:
-            self._on_export_state(name)
+            self._on_port_state(name)
 
     def _forget(self, names: Iterable[Name]) -> None:
         """Drop the state of deleted resources."""
@@ -143,8 +135,9 @@ class PortReconciler:
 
     def _on_agent_changed(self, pe: PeKey) -> None:
         registration = self._board.registration(pe)
-        reports = (self._ended, self._damage, self._storage, self._schemas)
-        for tracker in (self.programmed_tracker, *reports):
+        trackers: Sequence[ProgrammedTracker | LastReports[Any, Any]]
+        trackers = [self.programmed_tracker, *self._reports.all]
+        for tracker in trackers:
             if registration is None:
                 tracker.on_withdrawn(pe)
             else:
@@ -158,46 +151,38 @@ class PortReconciler:
             ):
                 self._offer_related(pe)
             return
-        if isinstance(report, EndsReport):
-            changed = self._ended.on_report(pe, report.ends, report.ago_s, report.instance)
-        elif isinstance(report, DamageReport):
-            changed = self._damage.on_report(pe, report.damaged, report.ago_s, report.instance)
-        elif isinstance(report, StorageReport):
-            changed = self._storage.on_report(pe, report.storage, report.ago_s, report.instance)
-        else:
-            changed = self._schemas.on_report(pe, report.schemas, report.ago_s, report.instance)
-        view = self._board.view(pe) if changed else None
-        for port, export in view.exports.items() if view is not None else ():
-            if self._differs(PortKey(*pe, port), export):
-                self._offer(("Export", export.uid), False)
+        view = self._board.view(pe) if self._reports.on_report(pe, report) else None
+        if view is None:
+            return
+        for port, export in view.exports.items():
+            name: Name = ("Export", export.uid)
+            key, published = PortKey(*pe, port), self._published.get(name)
+            if self._reports.change_export(key, export.durability, published):
+                self._offer(name, False)
+        for port, import_ in view.imports.items():
+            name = ("Import", import_.uid)
+            key, published = PortKey(*pe, port), self._published.get(name)
+            if self._reports.healthy("Import", key, published) != published.healthy:
+                self._offer(name, False)
 
-    def _differs(self, key: PortKey, export: ExportPort) -> bool:
-        """Return whether the reports of an Export state something else than its status."""
-        published = self._published.get(("Export", export.uid))
-        ended, damage, schema = (r.find(key) for r in (self._ended, self._damage, self._schemas))
-        stored = stored_condition(export.durability, self._storage.find(key), published)
-        return (
-            ended not in (None, published.ended)
-            or damage not in (None, published.damaged)
-            or stored != published.stored
-            or schema not in (None, published.schema)
+    def published_facts(self, name: Name) -> PortFacts:
+        """Return what the published status of an Export or Import reports."""
+        published = self._published.get(name)
+        shown, healthy = published.stored, published.healthy
+        return PortFacts(
+            None
+            if healthy is None
+            else HealthState(reason=healthy.reason, message=healthy.message),
+            published.ended,
+            published.damaged,
+            None if shown is None else StoredState(reason=shown.reason, message=shown.message),
         )
-
-    def published_facts(self, uid: str) -> ExportFacts:
-        """Return what the published status of an Export reports."""
-        published = self._published.get(("Export", uid))
-        shown, stored = published.stored, None
-        if shown is not None:
-            stored = StoredState(reason=shown.reason, message=shown.message)
-        return ExportFacts(published.ended, published.damaged, stored, published.schema)
 
     def on_leader_change(self, leads: bool) -> None:
         """Handle a change of leadership: only a leader receives reports of all agents."""
         self.programmed_tracker.liveness.on_leader_change(leads)
-        self._ended.on_leader_change()
-        self._damage.on_leader_change()
-        self._storage.on_leader_change()
-        self._schemas.on_leader_change()
+        for reports in self._reports.all:
+            reports.on_leader_change()
 
     def offer_away(self) -> None:
         """Enqueue statuses affected by agents that went away; called each second by the leader.
@@ -282,10 +267,11 @@ class PortReconciler:
             published=published,
             steered=self._steered(name),
             nearest=nearest,
-            ended=self._ended.find(resource.key) if is_export else False,
-            damaged=self._damage.find(resource.key) if is_export else "",
-            storage=self._storage.find(resource.key),
-            schema=self._schemas.find(resource.key),
+            ended=self._reports.ended.find(resource.key) if is_export else False,
+            damaged=self._reports.damage.find(resource.key) if is_export else "",
+            storage=self._reports.storage.find(resource.key),
+            schema=self._reports.schemas.find(resource.key),
+            healthy=self._reports.healthy(kind_of(resource), resource.key, published),
         )
 
     def agent_state(self, pe: PeKey) -> AgentState:
@@ -300,7 +286,7 @@ class PortReconciler:
             self._is_registered(route.import_.owner)
             and not self.programmed_tracker.liveness.is_away(route.import_.owner)
             for export in view.exports.values()
-            if not self.published_facts(export.uid).ended
+            if not self._published.get(("Export", export.uid)).ended
             for route in export.routes
         )
 
@@ -343,15 +329,3 @@ class PortReconciler:
 
     def _is_registered(self, pe: PeKey) -> bool:
         return self._board.registration(pe) is not None
-
-
-def _damage_text(damaged: Mapping[str, str], port: str) -> str:
-    return damaged.get(port, "")
-
-
-def _storage_status(storage: StorageStatusMap, port: str) -> StorageStatus | None:
-    return storage.get(port)
-
-
-def _schema_status(schemas: SchemaStatusMap, port: str) -> SchemaStatus:
-    return schemas.get(port, NO_VERSION)

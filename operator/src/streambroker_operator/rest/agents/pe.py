@@ -95,7 +95,7 @@ def _apply_ends(request: web.Request, pe: PeKey, *, polls: bool) -> None:
         reported = ends.decode(text or "")
     except ManifestError as error:
         raise RequestError(400, "HeaderInvalid", str(error)) from error
-    runtime.change_log.publish_exports(runtime.export_reports.apply_ends(pe, reported))
+    runtime.change_log.publish_reported(runtime.port_reports.apply_ends(pe, reported))
 
 
 def _current_version(request: web.Request, pe: PeKey) -> str | None:

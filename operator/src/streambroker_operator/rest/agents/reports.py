@@ -15,9 +15,10 @@ from typing import Any, TypeAlias
 
 from aiohttp import web
 
-from streambroker_core.model import PeKey, PortKey, Route
+from streambroker_core.model import Kind, PeKey, PortKey, Route
 from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.encoding.fields import Fields
+from streambroker_core.wire.reports.health import Health, read_health
 from streambroker_core.wire.reports.rule_metrics import (
     RuleMetricsReport,
     WatermarkWait,
@@ -98,6 +99,7 @@ class Report:
         ended: whether an export has ended, by port; only exports for which it was reported.
         damaged: description of log damage, by port of the damaged exports.
         storage: uploads to object storage, by port of all exports.
+        health: health of all ports.
         schemas: versions of columns, by port of all exports.
         states: number of routes by state; a route counts for the first of `STATES` that applies.
         rules: status of pattern rules.
@@ -114,6 +116,7 @@ class Report:
     ended: Mapping[str, bool]
     damaged: Mapping[str, str]
     storage: Mapping[str, StorageStatus]
+    health: Health
     schemas: Mapping[str, SchemaStatus]
     states: Mapping[str, int]
     rules: RuleStatusMap = field(default_factory=dict)
@@ -171,7 +174,22 @@ def top_rows(
     routes: Iterable[Route], reports: Mapping[PeKey, AgentReports], now: float
 ) -> list[JsonObject]:
     """Return the metrics rows of routes at monotonic time `now`; unreported values are null."""
-    return [_route_row(route, reports.get(route.export.owner), now) for route in routes]
+    return [
+        {**_route_row(route, reports.get(route.export.owner), now), **_problems(route, reports)}
+        for route in routes
+    ]
+
+
+def _problems(route: Route, reports: Mapping[PeKey, AgentReports]) -> JsonObject:
+    """Return the reasons why the ends of a route are not healthy; None if they are, or unknown."""
+    reasons: dict[str, str | None] = {}
+    ends: tuple[tuple[Kind, PortKey], ...] = (("Export", route.export), ("Import", route.import_))
+    for kind, key in ends:
+        report = reports.get(key.owner)
+        state = None if report is None else report[0].health.find(kind, key.port)
+        healthy = state is None or state.is_healthy
+        reasons[f"{kind.lower()}Problem"] = None if healthy or state is None else state.reason
+    return {**reasons}
 
 
 def _route_row(route: Route, reports: AgentReports | None, now: float) -> JsonObject:
@@ -305,6 +323,7 @@ def read_report(body: object, at: float) -> Report:
         ended=ended,
         damaged=damaged,
         storage=storage,
+        health=read_health(Fields(body)),
         schemas=schemas,
         states=Counter(
             _route_state(route_metrics, pair in waiting, ended.get(pair[0], False))
@@ -359,9 +378,9 @@ async def put_report(request: web.Request) -> web.Response:
     report = read_report(await json_body(request), time.monotonic())
     request.app[RUNTIME].liveness.note_contact(pe)
     request.app[RUNTIME].rules.apply_report(pe, report.rules, more=report.more_rules)
-    exports = request.app[RUNTIME].export_reports
-    changed = exports.apply_report(pe, report.damaged, report.storage, report.schemas)
-    request.app[RUNTIME].change_log.publish_exports(changed)
+    ports = request.app[RUNTIME].port_reports
+    changed = ports.apply_report(pe, report.damaged, report.storage, report.health, report.schemas)
+    request.app[RUNTIME].change_log.publish_reported(changed)
     response = json_answer({"again": request.app[REPORTS].store(pe, report)})
     response[QUIET] = True
     return response

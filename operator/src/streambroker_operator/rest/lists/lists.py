@@ -72,7 +72,7 @@ async def encode_page(page: Page, body: Callable[[Any], Any]) -> bytes:
 
 
 def _port_body(runtime: Runtime, port: ListedPort) -> Any:
-    return build_resource_body(port.stored, port.status, runtime.export_reports)
+    return build_resource_body(port.stored, port.status, runtime.port_reports)
 
 
 def _pe_body(runtime: Runtime, pe: ListedPe) -> Any:

@@ -39,7 +39,7 @@ async def get(request: web.Request, *, kind: Kind) -> web.Response:
     """Return a resource's manifest with its status; raise 404 if there is none."""
     stored = require_stored(request, kind)
     runtime = request.app[RUNTIME]
-    body = resource_body(runtime.board, stored, runtime.export_reports)
+    body = resource_body(runtime.board, stored, runtime.port_reports)
     return json_answer(body, headers={"ETag": body_etag(stored.resource, body["status"])})
 
 

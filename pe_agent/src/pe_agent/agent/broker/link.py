@@ -126,6 +126,7 @@ class BrokerLink:
             ),
         )
         agent.rule_state.on_report = self._reporter.report_soon
+        agent.problems.on_change = self._reporter.report_soon
 
     def start(self) -> None:
         """Start polling and listening."""

@@ -57,10 +57,18 @@ def build_report(status: Mapping[str, Any], limit: int = MAX_REPORT_BYTES) -> di
             **({"sides": sides[:count]} if sides else {}),
             **_report_rules(status, count),
             **({"patterns": status["patterns"]} if "patterns" in status else {}),
+            **({"health": _report_health(status["health"], count)} if "health" in status else {}),
         }
         if len(json.dumps(report)) <= limit:
             break
     return report
+
+
+def _report_health(health: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    return {
+        kind: {port: {**state, "message": state["message"][: limit + 50]} for port, state in ports}
+        for kind, ports in ((kind, by_port.items()) for kind, by_port in health.items())
+    }
 
 
 def _report_rules(status: Mapping[str, Any], limit: int) -> dict[str, Any]:

@@ -251,6 +251,12 @@ class ExportState:
         finally:
             self.in_flight = None
 
+    def publishing_runs(self) -> set[str]:
+        """Return the newest run of the query that has the lease; empty if none has."""
+        with self.lock:
+            run, lives = self.publisher.run, self.publisher.lease_expires > self.clock()
+            return {run} if run is not None and lives else set()
+
     def save_stored(self) -> None:
         """Under ``stored``, wait until the bucket has the state; callers do not hold ``lock``."""
         if self.durability == "stored" and self.storage is not None:

@@ -86,6 +86,11 @@ class ExportRegistry:
         export = self._exports.get(f"{self._pe}/{port}")
         return [] if export is None else export.backpressure.wait_chain(query, gated=gated)
 
+    def publishing_runs(self, key: str) -> set[str]:
+        """Return the run of the query that has an export's lease; empty if none has."""
+        export = self._exports.get(key)
+        return set() if export is None else export.state.publishing_runs()
+
     def get_or_create(self, key: str) -> AgentExport:
         """Return an export, created if missing."""
         with self._lock:

@@ -106,6 +106,11 @@ class QueryGates:
             ended = (request.query, request.run)
             self._queries = {k: q for k, q in self._queries.items() if (q.id, q.run) != ended}
 
+    def readers_of(self, query: str) -> set[str]:
+        """Return the readers of a query, also if it has ended without `end`."""
+        with self._lock:
+            return {r for q in self._queries.values() if q.id == query for r in q.readers}
+
     def begin_call(self, frame: str | None, import_: str, reader: str) -> OffsetCall:
         """Register a reader's call for its next offset."""
         now = time.monotonic()

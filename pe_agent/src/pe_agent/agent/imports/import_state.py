@@ -23,6 +23,7 @@ class ImportState:
 
     Attributes:
         snapshots: readers of the latest batch reads, the oldest first.
+        on_loss: called with the import of a reader that has just lost rows.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class ImportState:
         self.control_log = control_log or ControlLog(store, notifier.notify)
         self.readers = ImportReaders(store)
         self.snapshots: dict[str, ImportReader] = {}
+        self.on_loss: Callable[[str], None] = lambda _: None
         self._is_declared = is_declared
         self.peers = PeerAgents(
             notifier, self.readers.alive, self.readers.unfinished, self.readers.find_pass

@@ -30,6 +30,7 @@ from streambroker_core.ledger.offset import (
     sum_losses,
     without_exports,
 )
+from streambroker_core.model import port_of
 from streambroker_core.wire.agent_rpc.job import QueryBegin, QueryEnded
 from streambroker_core.wire.agent_rpc.peer import PlannedRange
 from streambroker_core.wire.agent_rpc.reader import Busy, NextOffset, ReaderNext
@@ -74,6 +75,11 @@ class OffsetPlanner:
         """Register a running query; return whether all its readers have ended."""
         readers = self._query_readers(self.queries.begin(request))
         return QueryEnded(ended=bool(readers) and all(r.ended for r in readers))
+
+    def imports_of(self, query: str | None) -> set[str]:
+        """Return the ports of the imports that a running query has read."""
+        readers = self.queries.readers_of(query or "")
+        return {port_of(self.state.readers[r].import_) for r in readers if r in self.state.readers}
 
     # -- the next offset ---------------------------------------------------------------------
 
@@ -246,6 +252,8 @@ class OffsetPlanner:
             }
         reader.dropped = sum_losses(end.dropped.values())
         reader.lost = sum_losses(end.lost.values())
+        if any(n[0] > start.lost.get(s, (0, 0))[0] for s, n in end.lost.items()):
+            self.state.on_loss(reader.import_)
         return end if changed else None
 
     def _plan_routes(

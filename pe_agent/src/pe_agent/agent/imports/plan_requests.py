@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
@@ -95,7 +96,7 @@ class PlanRequests:
         except AgentRefusedError as error:
             if error.code in ("DataLoss", "SchemaWidened"):
                 raise
-            _note_refusal(reader, export, str(error))
+            _note_refusal(reader, export, str(error), error.code)
             return None
         _note_refusal(reader, export, "; ".join(response.misfits))
         streams = [p.stream for p in response.planned]
@@ -169,11 +170,16 @@ class PlanRequests:
         )
 
 
-def _note_refusal(reader: ImportReader, export: str, reason: str) -> None:
+def _note_refusal(
+    reader: ImportReader, export: str, reason: str, code: str = "ColumnsRefused"
+) -> None:
     """Record why an export sends nothing; log it once per change."""
     if reason and reader.refused.get(export) != reason:
         log.warning("export %s sends nothing: %s", export, reason)
     if reason:
+        since = reader.refusals.get(export, ("", time.monotonic()))[1]
+        reader.refusals[export] = code, since
         reader.refused[export] = reason
     else:
         reader.refused.pop(export, None)
+        reader.refusals.pop(export, None)

@@ -66,6 +66,7 @@ class ImportReader:
         pinned: filter and import generation from the last offset on, and ``from``.
         filter_starts: first epoch under the current filter and columns, by export and stream.
         refused: why an export sends nothing, by export.
+        refusals: code of that reason, and since when there is one (monotonic seconds).
         calls: number of calls; an older call in progress stops.
         plan_calls: number of plan requests to exporters in this agent incarnation.
         next_route: index of the route asked first, incremented by each call.
@@ -98,6 +99,7 @@ class ImportReader:
     pinned: dict[str, Any] = field(default_factory=dict)
     filter_starts: dict[str, dict[str, int]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, tuple[str, float]] = field(default_factory=dict)
     next_route: int = 0
     calls: int = 0
     plan_calls: int = 0
@@ -241,6 +243,13 @@ class ImportReaders:
                     result.setdefault(reader.import_, []).append(reader.id)
         return result
 
+    def sessions(self, import_: str) -> set[str]:
+        """Return the processes that have a lease of an import."""
+        now = time.monotonic()
+        with self._lock:
+            readers = [r for r in self._readers.values() if r.import_ == import_]
+            return {r.session for r in readers if r.session and r.lease_expires > now}
+
     def find_pass(self, id_: str, export: str) -> str | None:
         """Return a reader's pass for an export; None from an exporter of an older release."""
         known = self._readers.get(id_)
@@ -334,6 +343,7 @@ class ImportReaders:
                     "stopAtEnd": r.stop_at_end,
                     "pinned": r.pinned,
                     "refused": r.refused,
+                    "refusals": {e: [code, now - at] for e, (code, at) in r.refusals.items()},
                     **({"rules": r.rules} if r.rules else {}),
                     "ended": r.ended,
                     "dropped": list(r.dropped),

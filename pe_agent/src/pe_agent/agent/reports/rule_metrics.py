@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ class _OperatorReport:
     at: float
     rules: list[RuleMetricsReport]
     waiting: WatermarkWait | None
+    failed: Sequence[str]
 
 
 class RuleMetricsStore:
@@ -56,7 +57,7 @@ class RuleMetricsStore:
         )
         with self._lock:
             if rules:
-                self._reports[name] = _OperatorReport(self._clock(), rules, waiting)
+                self._reports[name] = _OperatorReport(self._clock(), rules, waiting, request.failed)
             else:
                 self._reports.pop(name, None)
 
@@ -75,6 +76,14 @@ class RuleMetricsStore:
             for age, one in self._current_reports()
             if one.waiting is not None
         ]
+
+    def failed(self) -> dict[str, set[str]]:
+        """Return the failed rules of each operator that has any."""
+        found: dict[str, set[str]] = {}
+        for _, one in self._current_reports():
+            if one.failed:
+                found.setdefault(one.rules[0].operator, set()).update(one.failed)
+        return found
 
     def _current_reports(self) -> list[tuple[float, _OperatorReport]]:
         with self._lock:
