@@ -211,6 +211,12 @@ storage-server: ## build versitygw, the S3 server of the tests, once: 4 minutes,
 	tests/support/storage/build.sh
 
 # Kept in benchmarks/peer, where `make bench-setup` adds Flink. A test runs this Kafka; without it, it is skipped.
+.PHONY: asyncapi-schema
+asyncapi-schema: .asyncapi/package/schemas/3.0.0.json ## fetch the official schema of AsyncAPI for the tests, once: 2 MB, needs npm
+
+.asyncapi/package/schemas/3.0.0.json:
+	mkdir -p .asyncapi && cd .asyncapi && npm pack --silent @asyncapi/specs@6.11.1 > archive && tar -xzf "$$(cat archive)" package/schemas/3.0.0.json
+
 .PHONY: kafka-jars
 kafka-jars: $(READY) ## fetch Kafka and Spark's connector to it for the tests, once: 52 MB, needs Maven
 	$(BIN)/python benchmarks/peer_jars.py kafka connector || echo "kafka-jars: not fetched, so the test with Kafka will be skipped"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from pe_agent.job.arguments import (
     ArgumentError,
@@ -21,11 +21,16 @@ from pe_agent.transport.expression_errors import mark_expression_errors
 from streambroker_core.expression import parse
 from streambroker_core.model.properties import normalise
 from streambroker_core.wire.encoding.quantity import format_duration
+from streambroker_core.wire.manifests.ports import MAX_COMMENT
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 Property: TypeAlias = "str | float | Sequence[str | float]"
 """Value of a property: text, a number, a boolean, or a list of one of these."""
 Limit: TypeAlias = "str | float | timedelta | None"
 """A size or a time of a buffer or an archive."""
+_DESCRIBING = {"description", "owner", "tags"}
 _LIMIT_TIMES = ("maxAge", "grace", "waitLimit")
 
 
@@ -42,6 +47,9 @@ class ExportSettings(TypedDict, total=False):
       readers have read them.
     - ``schema_policy``: which changes of the columns a later start may make: ``backward`` (the
       default: add columns, widen types), ``forward``, ``full`` or ``none``.
+    - ``description``, ``owner``, ``tags``: what people read about the stream, and find it by.
+    - ``column_comments``: what columns mean, by name. Absent: with one of the three above, the
+      comments in the frame's schema.
     """
 
     stream_id: str | None
@@ -52,6 +60,10 @@ class ExportSettings(TypedDict, total=False):
     durability: str | None
     archive: Mapping[str, Limit] | None
     schema_policy: str | None
+    description: str | None
+    owner: str | None
+    tags: Sequence[str] | None
+    column_comments: Mapping[str, str] | None
 
 
 def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, Any]:
@@ -79,6 +91,10 @@ def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, A
         "durability": ("durability", lambda value: value),
         "archive": ("archive", partial(_limits, "archive")),
         "schema_policy": ("schemaPolicy", lambda value: value),
+        "description": ("description", lambda value: value),
+        "owner": ("owner", lambda value: value),
+        "tags": ("tags", lambda value: value if isinstance(value, str) else list(value)),
+        "column_comments": ("columnComments", dict),
     }
     spec = {}
     for name, value in given.items():
@@ -87,6 +103,22 @@ def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, A
     if spec and "stream_id" not in given:
         spec.setdefault("properties", {})
     return spec
+
+
+def with_comments(spec: Mapping[str, Any], columns: StructType) -> dict[str, Any]:
+    """Return the settings of an Export with the comments in its schema, if it has a description.
+
+    Comments are cut to their limit. An Export without description, owner and tags gets none, since
+    a broker of an earlier release would refuse them.
+    """
+    comments = {
+        one.name: str(one.metadata["comment"])[:MAX_COMMENT]
+        for one in columns.fields
+        if one.metadata.get("comment")
+    }
+    if not comments or "columnComments" in spec or not spec.keys() & _DESCRIBING:
+        return dict(spec)
+    return {**spec, "columnComments": comments}
 
 
 def _limits(setting: str, limits: Mapping[str, Limit]) -> dict[str, Limit]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pe_agent.datasource.options import format_ddl
 from pe_agent.datasource.schemas import Columns, as_ddl
 from pe_agent.job.arguments import ArgumentError, check_keywords
-from pe_agent.job.port_settings import ExportSettings, export_spec
+from pe_agent.job.port_settings import ExportSettings, export_spec, with_comments
 from pe_agent.spark.batch_size import limit_batches_by_rows
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.spark.session import active_session
@@ -92,8 +92,8 @@ def publish(
         query_name: name of the query.
         redeclare: overwrite the Export that exists.
         settings: ``stream_id``, ``properties``, ``allow_filter``, ``congestion_policy``,
-            ``buffer``, ``durability``, ``archive`` and ``schema_policy``, as `ExportSettings`
-            describes them.
+            ``buffer``, ``durability``, ``archive``, ``schema_policy``, ``description``, ``owner``,
+            ``tags`` and ``column_comments``, as `ExportSettings` describes them.
 
     Raises:
         ArgumentError, PropertyError: nothing was declared or started.
@@ -231,7 +231,8 @@ def start_query(
     """Declare the exports of a sink, and start the query that publishes to them."""
     for one in sink.exports:
         schema = to_items(parse_ddl(format_ddl(one.columns)))
-        job.declare("export", one.port, dict(one.spec), redeclare=redeclare, schema=schema)
+        spec = with_comments(one.spec, one.columns)
+        job.declare("export", one.port, spec, redeclare=redeclare, schema=schema)
         job.add_export(one.port, None)
     sources, ports = job.queries.sources(frame), tuple(one.port for one in sink.exports)
     job.queries.announce(ports, sources)
