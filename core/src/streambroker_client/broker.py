@@ -204,13 +204,6 @@ class Broker:
             Graph, "/graph", self.namespace, limit=str(limit), **around, **query
         )
 
-    def asyncapi(self) -> dict[str, Any]:
-        """Return the Exports of the namespace as a document of AsyncAPI 3.0."""
-        found: dict[str, Any] = self.connection.call(
-            "GET", "/api/asyncapi.json", namespace=self.namespace
-        )
-        return found
-
     def top(self) -> Top:
         """Return the routes that touch the namespace, with the metrics that agents reported."""
         return self.connection.get(Top, "/top", self.namespace)

@@ -27,7 +27,8 @@ def add(commands: Any) -> None:
 
 
 def _catalog(options: argparse.Namespace) -> int:
-    document = client_for(options).in_namespace(namespace_for(options)).asyncapi()
+    connection = client_for(options).connection
+    document = connection.call("GET", "/api/asyncapi.json", namespace=namespace_for(options))
     if options.output == "asyncapi":
         print_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         return OK

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from pe_agent.job.arguments import (
     ArgumentError,
@@ -21,16 +21,11 @@ from pe_agent.transport.expression_errors import mark_expression_errors
 from streambroker_core.expression import parse
 from streambroker_core.model.properties import normalise
 from streambroker_core.wire.encoding.quantity import format_duration
-from streambroker_core.wire.manifests.ports import MAX_COMMENT
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 Property: TypeAlias = "str | float | Sequence[str | float]"
 """Value of a property: text, a number, a boolean, or a list of one of these."""
 Limit: TypeAlias = "str | float | timedelta | None"
 """A size or a time of a buffer or an archive."""
-_DESCRIBING = {"description", "owner", "tags"}
 _LIMIT_TIMES = ("maxAge", "grace", "waitLimit")
 
 
@@ -103,22 +98,6 @@ def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, A
     if spec and "stream_id" not in given:
         spec.setdefault("properties", {})
     return spec
-
-
-def with_comments(spec: Mapping[str, Any], columns: StructType) -> dict[str, Any]:
-    """Return the settings of an Export with the comments in its schema, if it has a description.
-
-    Comments are cut to their limit. An Export without description, owner and tags gets none, since
-    a broker of an earlier release would refuse them.
-    """
-    comments = {
-        one.name: str(one.metadata["comment"])[:MAX_COMMENT]
-        for one in columns.fields
-        if one.metadata.get("comment")
-    }
-    if not comments or "columnComments" in spec or not spec.keys() & _DESCRIBING:
-        return dict(spec)
-    return {**spec, "columnComments": comments}
 
 
 def _limits(setting: str, limits: Mapping[str, Limit]) -> dict[str, Limit]:

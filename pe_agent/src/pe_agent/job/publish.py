@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from pe_agent.datasource.options import format_ddl
 from pe_agent.datasource.schemas import Columns, as_ddl
 from pe_agent.job.arguments import ArgumentError, check_keywords
-from pe_agent.job.port_settings import ExportSettings, export_spec, with_comments
+from pe_agent.job.port_settings import ExportSettings, export_spec
 from pe_agent.spark.batch_size import limit_batches_by_rows
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.spark.session import active_session
 from streambroker_core.model.schema import parse_ddl, to_items
+from streambroker_core.wire.manifests.ports import MAX_COMMENT
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pe_agent.job.context import Job, JobContext
+
+
+_DESCRIBING = {"description", "owner", "tags"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +235,7 @@ def start_query(
     """Declare the exports of a sink, and start the query that publishes to them."""
     for one in sink.exports:
         schema = to_items(parse_ddl(format_ddl(one.columns)))
-        spec = with_comments(one.spec, one.columns)
+        spec = _with_comments(one.spec, one.columns)
         job.declare("export", one.port, spec, redeclare=redeclare, schema=schema)
         job.add_export(one.port, None)
     sources, ports = job.queries.sources(frame), tuple(one.port for one in sink.exports)
@@ -247,3 +251,19 @@ def start_query(
         job.add_export(port, query)
     job.queries.add(ports, query, sources)
     return query
+
+
+def _with_comments(spec: Mapping[str, Any], columns: StructType) -> dict[str, Any]:
+    """Return the settings of an Export with the comments in its schema, if it has a description.
+
+    Comments are cut to their limit. An Export without description, owner and tags gets none, since
+    a broker of an earlier release would refuse them.
+    """
+    comments = {
+        one.name: str(one.metadata["comment"])[:MAX_COMMENT]
+        for one in columns.fields
+        if one.metadata.get("comment")
+    }
+    if not comments or "columnComments" in spec or not spec.keys() & _DESCRIBING:
+        return dict(spec)
+    return {**spec, "columnComments": comments}
