@@ -128,7 +128,7 @@ test: $(READY) ## checks and all but slow tests; those on an API server only if 
 	$(MAPPED) $(BIN)/python tests/run.py -m "$(SELECTED)" --durations 20
 
 .PHONY: test-all
-test-all: $(READY) kube-assets storage-server kafka-jars asyncapi-schema .promtool/usr/bin/promtool ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
+test-all: $(READY) kube-assets operator-crds storage-server kafka-jars asyncapi-schema .promtool/usr/bin/promtool .postgresql/.ready ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test SELECTED="not long and not node"
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test-console
 
@@ -144,6 +144,14 @@ test-alerts: $(READY) .promtool/usr/bin/promtool ## the alerts with promtool, of
 .promtool/usr/bin/promtool:
 	mkdir -p .promtool
 	cd .promtool && { apt-get download --quiet prometheus || { apt-get update --quiet -o Acquire::Retries=5 && apt-get download --quiet prometheus; }; } && dpkg -x prometheus_*.deb .
+
+.PHONY: test-postgresql
+test-postgresql: $(READY) .postgresql/.ready ## the program that publishes the changes of a table, on Debian's PostgreSQL
+	$(BIN)/python -m pytest -q tests/e2e/test_postgresql.py
+
+# Unpacked like prometheus, with the shared libraries that this machine lacks. Without it, its tests are skipped.
+.postgresql/.ready: tests/support/storage/postgresql.sh
+	@tests/support/storage/postgresql.sh .postgresql && touch $@ || echo "postgresql: not unpacked, so its tests will be skipped"
 
 .PHONY: screenshots
 screenshots: $(VENV)/.browser $(PAGE) ## write docs/images/console-*.png
@@ -188,7 +196,7 @@ test-upgrade: $(READY) ## the last release with this one, upgraded and rolled ba
 	$(BIN)/python -m pytest tests/component/upgrade tests/component/kubernetes/test_chart_install.py tests/component/kubernetes/test_crds.py
 
 .PHONY: test-kubernetes
-test-kubernetes: $(READY) kube-assets ## the tests on an API server, also of another version: KUBERNETES=v1.33.13
+test-kubernetes: $(READY) kube-assets operator-crds ## the tests on an API server, also of another version: KUBERNETES=v1.33.13
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(BIN)/python -m pytest tests/component/kubernetes -m "not long and not node"
 
 .PHONY: test-connect
@@ -231,6 +239,11 @@ storage-drill: $(READY) storage-server ## lose the disk of an agent RUNS times u
 .PHONY: kube-assets
 kube-assets: ## build kube-apiserver, etcd and kubectl for the tests, once: 6 minutes, needs Go
 	tests/cluster/build.sh api
+
+# Kept in .kube/spark-operator. Without them, the tests of the manifests for this operator are skipped.
+.PHONY: operator-crds
+operator-crds: ## fetch the definitions of Kubeflow's Spark operator for the tests, once: needs Go
+	tests/cluster/operators/fetch.sh || echo "operator-crds: not fetched, so the tests of manifests for the operator will be skipped"
 
 .PHONY: kube-node
 kube-node: ## build what a node needs as well: kubelet and the like
@@ -314,4 +327,4 @@ console-lock: ## write console/package-lock.json without addresses of registries
 
 .PHONY: clean
 clean: ## remove the environments, the built programs and caches
-	rm -rf .promtool .venv .venv-spark42 .venv-docs .venv-release .venv-matrix .venv-workflows .site .kube .storage .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .postgresql .promtool .venv .venv-spark42 .venv-docs .venv-release .venv-matrix .venv-workflows .site .kube .storage .mypy_cache .ruff_cache .pytest_cache .hypothesis

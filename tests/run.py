@@ -38,6 +38,8 @@ UNIT = ["tests", *(f"--ignore={path}" for path in OTHERS)]
 NOTHING_SELECTED = 5
 """Exit code of pytest when it ran no test."""
 _NO_API_SERVER = re.compile(r"^SKIPPED \[(\d+)\].*make kube-assets", re.MULTILINE)
+_FAILURE = re.compile(r"^(?:E  |FAILED |ERROR ).*", re.MULTILINE)
+"""What pytest prints of a failure: its messages, and the name of the test."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,19 +110,22 @@ def run(group: Group) -> tuple[int, str]:
 
 def main(arguments: list[str], *, some: bool = False) -> int:
     """Run all, or with ``some`` a part of the tests; return the highest exit code."""
-    codes, skipped = list[int](), 0
+    codes, skipped, failed = list[int](), 0, list[str]()
     chosen = [group for group in groups(arguments) if not (some and group.name == CHECKS)]
     with ThreadPoolExecutor(LANES) as lanes:
         for ended in as_completed([lanes.submit(run, group) for group in chosen]):
             code, output = ended.result()
             show(output)
             codes.append(code)
+            failed += _FAILURE.findall(output)
             skipped += sum(map(int, _NO_API_SERVER.findall(output)))
     if skipped:
         show(
             f"{skipped} tests need a Kubernetes API server and did not run."
             " `make test-all` builds one first, once, in about 6 minutes."
         )
+    if failed:
+        show("\n".join(["--- what failed, of all groups:", *failed]))
     if some:
         codes = [code for code in codes if code != NOTHING_SELECTED] or [NOTHING_SELECTED]
     return max(codes)

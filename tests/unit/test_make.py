@@ -68,6 +68,20 @@ def test_a_selection_may_leave_a_group_without_tests_but_not_all(
     assert run.main([], some=some) == worst
 
 
+def test_failures_of_all_groups_stand_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = loaded("tests/run.py")
+    failed = "E       assert {0}\n\nFAILED tests/x.py::test_{0} - assert {0}\n1 failed"
+    made = [run.Group(name=n, commands=[printing(failed.format(n), 1)]) for n in ("a", "b")]
+    monkeypatch.setattr(run, "groups", lambda _: [*made, run.Group(name="c", commands=[])])
+    run.main([])
+
+    last = capsys.readouterr().out.partition("--- what failed, of all groups:\n")[2].splitlines()
+    expected = [(f"E       assert {n}", f"FAILED tests/x.py::test_{n} - assert {n}") for n in "ab"]
+    assert sorted(last) == sorted(line for pair in expected for line in pair)
+
+
 def test_a_group_ends_at_the_first_command_that_fails() -> None:
     run = loaded("tests/run.py")
     code, output = run.run(run.Group(name="g", commands=[printing("a", 3), printing("b")]))

@@ -105,6 +105,7 @@ function Status({ manifest }: { manifest: Manifest }) {
   const status = (manifest.status ?? {}) as JsonObject;
   const conditions = Array.isArray(status.conditions) ? (status.conditions as JsonObject[]) : [];
   const good = status.accepted === true;
+  const schema = status.schemaVersion as JsonObject | undefined;
   return (
     <Card
       title="Status"
@@ -117,6 +118,7 @@ function Status({ manifest }: { manifest: Manifest }) {
           ["Generation", manifest.metadata.generation],
           ["Ended", status.ended === true ? "yes" : undefined],
           ["Stored", status.stored],
+          ["Schema version", schema && `${text(schema.number)}${schema.since ? `, since ${text(schema.since)}` : ""}`],
         ]}
       />
       {conditions.map((one) => (

@@ -27,7 +27,6 @@ from pe_agent.streams import subscribe as subscribing
 from pe_agent.transport.agent_client import AgentClient, send
 from pe_agent.transport.agent_tls import is_loopback
 from pe_agent.transport.broker_client import BrokerClient
-from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, PeKey
 from streambroker_core.model.durations import Duration
 from streambroker_core.wire.agent_rpc.job import GetStatus, GetView
@@ -262,10 +261,7 @@ class PE:
     def stop(self, *, end_agent: bool = False) -> None:
         """Release the agent. It keeps serving for ``linger``; ``end_agent`` ends it at once."""
         self.stopped.set()
-        try:
-            self.context.queries.beat()
-        except StreambrokerError as error:
-            log.info("publisher leases not released: %s", error)
+        self.context.queries.release()
         self.context.process.stop(end_agent=end_agent)
 
     def __enter__(self) -> Self:

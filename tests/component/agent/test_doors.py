@@ -171,12 +171,14 @@ def test_a_long_poll_is_refused_to_who_holds_neither_a_plan_nor_a_capability(
     shown = plan(agents, signed(agents), reader="holds")["pass"]
     export, import_ = f"{agents.exporter.pe}/trades", f"{agents.importer.pe}/trades"
 
-    def watch(token: str | None, readers: Any, **more: Any) -> tuple[dict[str, Any], float]:
+    def watch(
+        token: str | None, readers: Any, *, wait: float = 30.0, **more: Any
+    ) -> tuple[dict[str, Any], float]:
         imports = {import_: {"capability": token, "readers": readers}}
         asked: dict[str, Any] = {export: {"heads": None, "imports": imports}}
         began = time.monotonic()
         client = AgentClient(agents.exporter.location)
-        reported = client.call("peer.watch", exports={**asked, **more}, wait=4, lease=5.0)
+        reported = client.call("peer.watch", exports={**asked, **more}, wait=wait, lease=60.0)
         found: dict[str, Any] = reported["exports"][export]
         return found, time.monotonic() - began
 
@@ -189,8 +191,8 @@ def test_a_long_poll_is_refused_to_who_holds_neither_a_plan_nor_a_capability(
     ):
         reported, seconds = watch(token, readers)
         assert reported["code"] in ("NotRouted", "CapabilityInvalid")
-        assert seconds < 2
-    assert watch(None, {"holds": shown})[1] > 3.9
+        assert seconds < 15
+    assert watch(None, {"holds": shown}, wait=1.0)[1] > 0.9
     other: dict[str, Any] = {f"{export}-{n}": {"heads": None, "imports": {}} for n in range(256)}
     assert error_code(lambda: watch(signed(agents), {}, **other)) == "BodyInvalid"
 

@@ -136,3 +136,44 @@ def test_an_agent_that_was_killed_is_started_again_on_its_port_with_its_token(
     now = read_address(tmp_path / "home")
     assert now is not None
     assert (now["location"], now["token"]) == (before["location"], before["token"])
+
+
+def test_an_agent_is_restarted_while_a_callback_waits_for_its_server(
+    start: Start, tmp_path: Path
+) -> None:
+    process, waits, over = start(), threading.Event(), threading.Event()
+
+    def callback() -> None:
+        waits.set()
+        over.wait(4 * SECONDS)
+
+    process.beat_callbacks.append(callback)
+    assert waits.wait(SECONDS)
+    before = read_address(tmp_path / "home")
+    assert before is not None
+    os.kill(before["pid"], signal.SIGKILL)
+
+    def again() -> bool:
+        now = read_address(tmp_path / "home")
+        return now is not None and now["pid"] != before["pid"]
+
+    until(again, SECONDS, "another process")
+    over.set()
+
+
+def test_a_stop_does_not_wait_for_an_agent_that_is_being_restarted(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, tried = start(), threading.Event()
+    before = read_address(tmp_path / "home")
+    assert before is not None
+
+    def unanswered(self: AgentProcess, pid: int) -> None:
+        tried.set()
+
+    monkeypatch.setattr(AgentProcess, "_connect_if_serving", unanswered)
+    os.kill(before["pid"], signal.SIGKILL)
+    assert tried.wait(SECONDS)
+    process.stop(end_agent=False)
+
+    assert not [thread.name for thread in process._threads if thread.is_alive()]

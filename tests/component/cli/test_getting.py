@@ -467,3 +467,17 @@ async def test_an_export_without_columns_has_no_schema(cli: Cli) -> None:
 
     assert code == 2
     assert "has no columns yet" in error
+
+
+async def test_describe_shows_the_version_of_an_exports_columns(cli: Cli) -> None:
+    shown = []
+    for version in ({"number": 1}, {"number": 2, "since": "2026-11-30T06:00:00Z"}):
+        port = {"schemaVersion": version}
+        await cli.rest("PUT", "/job/feed/pe/0/report", {"exports": {"trades": port}})
+        _, described, _ = await cli("describe", "export", "feed-trades")
+        shown += [line for line in described.splitlines() if line.startswith("  Schema: ")]
+
+    assert shown == [
+        "  Schema:   version 1",
+        "  Schema:   version 2, since 2026-11-30T06:00:00Z",
+    ]

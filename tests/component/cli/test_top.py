@@ -13,7 +13,7 @@ import pytest
 
 from streambroker_operator.cli.commands import top as top_command
 from streambroker_operator.rest.agents import reports
-from support.agents.agents import AgentProcess, Publishing, Reading, rows
+from support.agents.agents import AgentProcess, leave_two_unread
 from support.brokers.brokers import Rest, running_broker
 from support.brokers.commands import ROUTE, Cli, CliTerminal
 
@@ -399,15 +399,7 @@ def publish_and_read(feed: AgentProcess, alerts: AgentProcess) -> None:
     """Publish three epochs and the end; read the first of them and leave two."""
     feed.start()
     alerts.start()
-    reading = Reading(alerts)
-    start = reading.open()
-    publishing = Publishing(feed)
-    publishing.publish(0, rows(0, 10))
-    end = reading.end(start)
-    assert reading.read(start, end) == list(range(10))
-    reading.next(end)
-    for batch in (1, 2):
-        publishing.publish(batch, rows(batch * 10, 10))
+    publishing = leave_two_unread(feed, alerts)
     finish: dict[str, Any] = {"query": publishing.query, "run": publishing.run}
     feed.client.call("publisher.finish", export="trades", **finish)
 

@@ -145,6 +145,7 @@ def test_queries_outlive_their_client_and_the_next_one_adopts_the_agent(
     second.end()
 
 
+@pytest.mark.timeout(1_200)  # it starts the server and its queries twice
 def test_after_a_kill_of_the_server_queries_go_on_from_their_checkpoints(
     server: ConnectServer, tmp_path: Path, broker: Broker
 ) -> None:

@@ -47,7 +47,13 @@ def test_a_manifest_is_valid(path: Path) -> None:
             # Spark fills in name, image and volumes of its own.
             whole = {**each, "metadata": {**each.get("metadata", {}), "name": "a"}}
             kubernetes_validate.validate(whole, charts.VERSION, strict=True)
-        elif each["kind"] != "SparkApplication":
+        elif each["kind"] in ("SparkApplication", "SparkConnect"):
+            # test_spark_operators.py checks fields of the operator's own.
+            for template in templates(each):
+                whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "a"}}
+                whole["template"] = template
+                kubernetes_validate.validate(whole, charts.VERSION, strict=True)
+        else:
             kubernetes_validate.validate(each, charts.VERSION, strict=True)
 
 
@@ -63,20 +69,71 @@ def test_every_pod_fits_the_standard_that_its_namespace_enforces() -> None:
         "tls/executor.yaml",
     ):
         charts.restricted(documents(name)[0]["spec"])
-    (application,) = documents("alerts-sparkapplication.yaml")
     for role in ("driver", "executor"):
-        part = application["spec"][role]
+        part = operator_spec("alerts-kubeflow")[role]
         container = {"securityContext": part["securityContext"]}
         charts.restricted(
             {"securityContext": part["podSecurityContext"], "containers": [container]}
         )
+    for name in ("alerts-apache", "connect-kubeflow"):
+        (application,) = documents(f"operators/{name}.yaml")
+        assert len(templates(application)) == 2
+        for template in templates(application):
+            charts.restricted(template["spec"])
+
+
+def operator_spec(name: str) -> Any:
+    """Return the spec of a manifest for an operator."""
+    (application,) = documents(f"operators/{name}.yaml")
+    return application["spec"]
+
+
+def templates(application: charts.Object) -> list[Any]:
+    """Return the pod templates of an application or a server: driver or server, then executors."""
+    spec = application["spec"]
+    found = [spec.get(role, {}) for role in ("driverSpec", "server", "executorSpec", "executor")]
+    each = [part.get("podTemplateSpec") or part.get("template") for part in found]
+    return [template for template in each if template is not None]
+
+
+def test_a_driver_of_an_operator_is_the_one_of_spark_submit() -> None:
+    submitted = documents("alerts-driver.yaml")[0]
+    (container,) = submitted["spec"]["containers"]
+    parts = "env", "securityContext", "volumeMounts"
+    wanted = {part: container[part] for part in parts}
+    (apache,) = documents("operators/alerts-apache.yaml")
+    template = templates(apache)[0]
+    kubeflow = operator_spec("alerts-kubeflow")
+    assert {part: template["spec"]["containers"][0][part] for part in parts} == wanted
+    assert {part: kubeflow["driver"][part] for part in parts} == wanted
+    assert template["spec"]["securityContext"] == submitted["spec"]["securityContext"]
+    labels = submitted["metadata"]["labels"]
+    assert template["metadata"]["labels"] == kubeflow["driver"]["labels"] == labels
+    volumes = submitted["spec"]["volumes"]
+    assert template["spec"]["volumes"] == kubeflow["volumes"] == volumes
+    conf = apache["spec"]["sparkConf"]
+    account = conf["spark.kubernetes.authenticate.driver.serviceAccountName"]
+    assert account == kubeflow["driver"]["serviceAccount"] == "alerts"
+    images = conf["spark.kubernetes.container.image"], kubeflow["image"]
+    assert images == (container["image"],) * 2
+    program = "local:///opt/job/alerts.py"
+    assert apache["spec"]["pyFiles"] == kubeflow["mainApplicationFile"] == program
+
+
+def test_executors_of_apaches_operator_are_those_of_spark_submit() -> None:
+    submitted = documents("executor.yaml")[0]["spec"]
+    (apache,) = documents("operators/alerts-apache.yaml")
+    executor = templates(apache)[1]["spec"]
+    del submitted["containers"][0]["image"]  # the operator has it once, for all pods
+    assert executor == submitted
 
 
 def drivers() -> list[Any]:
     """Return job, volumes, and the containers that talk to the broker, of each driver."""
-    (application,) = documents("alerts-sparkapplication.yaml")
-    spec = application["spec"]
+    spec = operator_spec("alerts-kubeflow")
     found = [("alerts", spec["volumes"], [spec["driver"]])]
+    spec = operator_spec("alerts-apache")["driverSpec"]["podTemplateSpec"]["spec"]
+    found.append(("alerts", spec["volumes"], spec["containers"]))
     for name, job in DRIVERS.items():
         pod = documents(name)[0]["spec"]
         containers = [*pod["containers"], *pod.get("initContainers", [])]
@@ -193,8 +250,7 @@ def test_an_executor_gets_neither_token_nor_volume() -> None:
     (executor,) = documents("executor.yaml")
     assert executor["spec"]["automountServiceAccountToken"] is False
     assert "volumes" not in executor["spec"]
-    (application,) = documents("alerts-sparkapplication.yaml")
-    assert "volumeMounts" not in application["spec"]["executor"]
+    assert "volumeMounts" not in operator_spec("alerts-kubeflow")["executor"]
 
 
 def test_each_job_has_an_account_of_its_own() -> None:
@@ -204,8 +260,7 @@ def test_each_job_has_an_account_of_its_own() -> None:
     text = (HOME / "submit.sh").read_text()
     assert '"spark.kubernetes.authenticate.driver.serviceAccountName=$job"' in text
     assert set(DRIVERS.values()) == accounts
-    (application,) = documents("alerts-sparkapplication.yaml")
-    assert application["spec"]["driver"]["serviceAccount"] == "alerts"
+    assert operator_spec("alerts-kubeflow")["driver"]["serviceAccount"] == "alerts"
     binding = charts.one(documents("jobs.yaml"), "RoleBinding")
     assert {each["name"] for each in binding["subjects"]} == accounts
 

@@ -15,11 +15,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from pe_agent.agent.broker.reporter import build_report
 from streambroker_core.wire.broker import hints
 from streambroker_operator.kubernetes import broker as cluster_broker
 from streambroker_operator.kubernetes.replicas import garbage as leftovers
+from support.agents.exports import Bench, bench, rows
 from support.clusters.api_server import ApiServer
 from support.clusters.calls import make_account, manifest, token_of
 from support.clusters.replicas import (
@@ -32,6 +35,7 @@ from support.clusters.replicas import (
     operator,
     operator_here,
     ready_over,
+    status_of,
 )
 from support.processes.waiting import until
 
@@ -97,6 +101,38 @@ def test_every_replica_says_that_an_export_has_ended_whichever_its_agent_reporte
         wanted = [bool(ports)] * 2 + ["True" if ports else None]
         until(lambda: said() == wanted, 20.0, "all say so")  # noqa: B023
         assert condition(api, namespace, "exports", "feed", "Ready") == "True"
+
+
+def test_the_status_of_an_export_has_the_version_of_its_columns_whichever_replica_was_told(
+    api: ApiServer, replicas: list[Operator], namespace: str, tmp_path: Path
+) -> None:
+    _, other = replicas
+    feed, _ = connected(api, namespace, other)
+
+    def report(export: Bench) -> None:
+        state = {"exports": {"trades": export.export.status()}, "imports": {"readers": {}}}
+        told = other.call(feed.token, "PUT", feed.at("/report"), build_report(state))
+        assert told[0] == 200, told
+
+    def shown() -> Any:
+        return status_of(api, namespace, "exports", "feed").get("schemaVersion")
+
+    with bench(tmp_path / "agent") as export:
+        export.publish(0, rows(0, 3))
+        report(export)
+        until(lambda: shown() == {"number": 1}, 20.0, "the first version is shown")
+        added = rows(3, 1).append_column("m", pa.array([1], pa.int64()))
+        ddl = f"{export.export.state.streams[export.stream].ddl}, m bigint"
+        export.publish(1, added, ddl=ddl)
+        versions = export.export.status()["streams"][export.stream]["schemaVersions"]
+        report(export)
+    wanted = {"number": 2, "since": versions[1]["since"]}
+    until(lambda: shown() == wanted, 20.0, "the second version is shown, and since when")
+    table = api.kubectl("get", "exports", "-n", namespace, "-o", "wide").stdout.splitlines()
+    assert table[1][table[0].index("VERSION") :].split()[0] == "2"
+    for one in replicas:
+        _, answer, _ = one.call(feed.token, "GET", feed.at("/export/trades"))
+        assert answer["status"]["schemaVersion"] == wanted
 
 
 def test_what_one_replica_was_asked_to_change_the_other_shows_moments_later(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import pytest
+import yaml
 
 from streambroker_core.board import ImportApplied, ImportRemoved, Unreadable
 from streambroker_core.model import Import
 from streambroker_core.wire.manifests.ports import read_manifest
+from streambroker_core.wire.reports.schema_status import SchemaStatus
 from streambroker_core.wire.reports.storage_status import StorageStatus
-from streambroker_operator.kubernetes.replicas.agent_reports import StorageReport
+from streambroker_operator.kubernetes.replicas.agent_reports import SchemaReport, StorageReport
 from streambroker_operator.kubernetes.status.events import EventNote
-from support.clusters.api_server import GROUP, ApiServer
+from support.clusters.api_server import CRDS, GROUP, ApiServer
 from support.clusters.calls import create, listed, manifest
 from support.clusters.statuses import broker_at
 
@@ -138,6 +141,34 @@ async def test_uploads_are_written_at_transitions_and_kubectl_shows_them(
     assert [
         feed[head.index(name) :].split()[0] for name in ("DURABILITY", "STORED", "STORAGE")
     ] == [*("stored", "False", "StorageUnavailable")]
+
+
+def earlier_crd() -> Any:
+    crd = yaml.safe_load((CRDS / "exports.yaml").read_text())
+    for version in crd["spec"]["versions"]:
+        properties = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+        properties.pop("schemaVersion", None)  # both versions have the same object
+    return crd
+
+
+async def test_a_crd_of_an_earlier_release_gets_the_status_without_the_version(
+    own_api: ApiServer,
+) -> None:
+    own_api.create_namespace("earlier")
+    applied = own_api.kubectl("replace", "-f", "-", stdin=json.dumps(earlier_crd()))
+    assert applied.returncode == 0, applied.stderr
+    async with broker_at(own_api, "earlier") as broker:
+        await create(broker.api, "earlier", [FEED, ALERTS])
+        await broker.fill()
+        broker.register("feed", "alerts")
+        broker.poll("feed", "alerts")
+        broker.report("feed", SchemaReport({"trades": SchemaStatus(number=1)}))
+        await broker.settled()
+        found = await broker.read("Export", "feed-trades")
+
+    assert conditions(found)["Ready"] == ("True", "Ready")
+    assert "schemaVersion" not in found["status"]
+    assert (broker.writer.writes["failed"], broker.writer.writes["refused"]) == (0, 0)
 
 
 @pytest.mark.long

@@ -33,6 +33,8 @@ DAMAGED = 'streambroker_export_damaged_segments{namespace="jobs",export="a"}'
 MISSING = 'streambroker_export_missing_epochs{namespace="jobs",export="a"}'
 LAG = 'streambroker_route_lag_seconds{namespace="jobs",export="a",import="b"}'
 RULE = 'streambroker_rule_errors_total{namespace="jobs",operator="o",rule="r",version="2"}'
+CERTIFICATE = 'streambroker_certificate_expiry_timestamp_seconds{namespace="jobs",pod="feed"}'
+DAY = 86_400
 SIDE = 'streambroker_side_waiting_seconds{namespace="jobs",operator="o",input="rates"}'
 FIRING = """count by (alertname)
   (ALERTS{alertstate="firing", alertname!="StreambrokerAbsent"})"""
@@ -47,6 +49,7 @@ FAULTS: dict[str, list[dict[str, str]]] = {
     "StreambrokerUploadsLag": [{UPLOADED: f"301x{MINUTES}"}, {FAILING: f"1x{MINUTES}"}],
     "StreambrokerRuleFailed": [{RULE: "0x25 1x10"}],
     "StreambrokerSideInputWaits": [{SIDE: f"301x{MINUTES}"}],
+    "StreambrokerCertificateEnds": [{CERTIFICATE: f"{6 * DAY}x{MINUTES}"}],
 }
 """Series of which each fires an alert, as `promtool` writes them: one value a minute."""
 HEALTHY = {
@@ -59,6 +62,7 @@ HEALTHY = {
     FAILING: f"0x{MINUTES}",
     RULE: f"0x5 1x{MINUTES}",
     SIDE: f"200x{MINUTES}",
+    CERTIFICATE: f"{8 * DAY}x{MINUTES}",
 }
 
 

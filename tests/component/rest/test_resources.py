@@ -138,6 +138,26 @@ async def test_uploads_that_an_agent_reports_are_in_its_export(pair: Rest) -> No
     ]
 
 
+async def test_the_version_that_an_agent_reports_is_in_its_export_and_no_other_change(
+    pair: Rest,
+) -> None:
+    shown = []
+    second = {"number": 2, "since": "2026-11-30T06:00:00Z"}
+    for version in (None, {"number": 1}, {"number": 1}, second, second):
+        port = {} if version is None else {"schemaVersion": version}
+        report = {"exports": {"trades": port}}
+        assert (await pair("PUT", "/job/feed/pe/0/report", report)).status == 200
+        one = await pair("GET", X)
+        shown.append((one.body["status"].get("schemaVersion"), one.headers["ETag"]))
+    wrong = {"exports": {"trades": {"schemaVersion": {"number": 2, "since": "yesterday"}}}}
+    refused = await pair("PUT", "/job/feed/pe/0/report", wrong)
+
+    assert [version for version, _ in shown] == [None, *([{"number": 1}] * 2), second, second]
+    assert len({tag for _, tag in shown}) == 3
+    assert (refused.status, refused.body["code"]) == (422, "ManifestInvalid")
+    assert (await pair("GET", X)).body["status"]["schemaVersion"] == second
+
+
 async def test_an_export_that_demands_storage_and_has_none_lacks_it(pair: Rest) -> None:
     await pair("PUT", "/job/feed/pe/0/report", {"exports": {"trades": {}}})
     await pair("PUT", X, {**EXPORT, "durability": "stored"})

@@ -18,7 +18,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from streambroker_operator.broker import Broker
-from support.agents.agents import AgentProcess, Publishing, Reading, rows
+from support.agents.agents import AgentProcess, Publishing, leave_two_unread, rows
 from support.brokers.brokers import TOKENS, Rest, bearer
 from support.processes.forks import AGENT
 
@@ -147,20 +147,6 @@ async def put(rest: Rest, path: str, body: dict[str, Any]) -> None:
     assert answer.status == 201
 
 
-def leave_unread(feed: AgentProcess, alerts: AgentProcess) -> None:
-    """Publish three epochs of ten rows, and read the first."""
-    alerts.start()
-    reading = Reading(alerts)
-    start = reading.open()
-    publishing = Publishing(feed)
-    publishing.publish(0, rows(0, 10))
-    end = reading.end(start)
-    assert reading.read(start, end) == list(range(10))
-    reading.next(end)
-    for batch in (1, 2):
-        publishing.publish(batch, rows(batch * 10, 10))
-
-
 def scraped(agent: AgentProcess, query: str) -> float:
     """Return what the query of the page, a sum over a label, is of an agent's own metrics."""
     asked = re.fullmatch(r'sum\((\w+)\{(\w+)="([^"]*)"\}\)', query)
@@ -188,7 +174,8 @@ async def test_the_value_is_the_lag_once_the_agent_has_reported_and_a_query_has_
     await jobs.keda.until(0)
 
     # Another export of the import, first in the list, whose agent has reported nothing.
-    reading = asyncio.ensure_future(asyncio.to_thread(leave_unread, jobs.feed, jobs.alerts))
+    await asyncio.to_thread(jobs.alerts.start)
+    reading = asyncio.ensure_future(asyncio.to_thread(leave_two_unread, jobs.feed, jobs.alerts))
     await jobs.keda.until(20)
     await reading
     await put(jobs.rest, "/job/archive/pe/0/export/trades", TRADES)

@@ -423,6 +423,20 @@ class Reading:
         ]
 
 
+def leave_two_unread(feed: AgentProcess, alerts: AgentProcess) -> Publishing:
+    """Publish three epochs of ten rows, and read the first; return the publisher."""
+    reading = Reading(alerts)
+    start = reading.open()
+    publishing = Publishing(feed)
+    publishing.publish(0, rows(0, 10))
+    end = reading.end(start)
+    assert reading.read(start, end) == list(range(10))
+    reading.next(end)
+    for batch in (1, 2):
+        publishing.publish(batch, rows(batch * 10, 10))
+    return publishing
+
+
 def _next(offset: Mapping[str, Any] | None) -> dict[str, int]:
     streams: Mapping[str, Any] = (offset or {}).get("streams", {})
     return {s: p["next"] for s, p in streams.items() if p["next"] > p["from"]}

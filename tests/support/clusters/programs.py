@@ -48,6 +48,17 @@ def assets(needed: tuple[str, ...] = _NEEDED) -> Path:
     return folder
 
 
+def spark_operator_crds() -> list[Path]:
+    """Return the definitions of Kubeflow's Spark operator; skip the test if they are missing."""
+    module = (_CLUSTER / "operators/go.mod").read_text()
+    found = re.search(r"github\.com/kubeflow/spark-operator/v2 (v\S+)", module)
+    assert found is not None
+    folder = Path(__file__).parents[3] / ".kube/spark-operator" / found[1]
+    if not folder.is_dir():
+        pytest.skip(f"needs {folder}: make operator-crds")
+    return sorted(folder.glob("*.yaml"))
+
+
 class Program:
     """One program at a time, on a leash: it ends when this process does, however that ends."""
 

@@ -84,6 +84,13 @@ def test_the_figures_of_an_export_and_its_routes_are_reported(made: Bench) -> No
     assert (found["recovery_seconds", ""], found["scrub_verified_bytes_total", ""]) == (1.5, 7)
 
 
+def test_the_end_of_the_certificate_is_reported_with_tls_alone(made: Bench) -> None:
+    name = ("certificate_expiry_timestamp_seconds", "")
+    certificate = {"sha256": "f0", "until": "Jan  2 00:00:01 1970 GMT", "error": None}
+    assert samples(render_text({**status(made), "certificate": certificate}, AGENT))[name] == 86_401
+    assert name not in samples(render_text({**status(made), "certificate": None}, AGENT))
+
+
 def test_readers_of_one_import_are_one_route_counted_together_behind_as_the_slowest(
     made: Bench,
 ) -> None:

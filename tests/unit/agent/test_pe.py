@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 import pe_agent
+from pe_agent.job import query_monitor
 from pe_agent.job.arguments import ArgumentError
 from pe_agent.job.query_monitor import QueryMonitor
 from pe_agent.pe import PE
@@ -65,6 +66,31 @@ def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() 
 
     assert query.met.is_set(), "they have not met"
     assert calls == [("publisher.renounce", {"export": "out", "query": "query-1"})]
+
+
+def test_a_stop_leaves_a_session_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query_monitor, "RELEASE_SECONDS", 0.1)
+    answered, stopped = threading.Event(), threading.Event()
+
+    class Hanging:
+        id, runId = "query-1", "run-1"  # noqa: N815 (Spark's names)
+
+        @property
+        def isActive(self) -> bool:  # noqa: N802 (Spark's name)
+            return answered.wait(60.0)
+
+    client = SimpleNamespace(call=lambda name, **arguments: None)
+    process = SimpleNamespace(
+        beat_callbacks=[], client=client, stop=lambda end_agent: stopped.set()
+    )
+    pe = PE(cast(Any, None), PeKey("default", "job", 0), cast(Any, process), None, {})
+    pe.context.queries.add(("out",), cast(Any, Hanging()), Sources())
+    try:
+        pe.stop()
+        assert stopped.is_set()
+        assert not answered.is_set()
+    finally:
+        answered.set()
 
 
 @pytest.mark.parametrize("agents", [0, 2, [("grpc://127.0.0.1:1", "token")]])

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pe_agent.agent.broker.reporter import (
@@ -113,6 +114,30 @@ def test_a_report_has_uploads_where_the_agent_has_object_storage(made: Bench) ->
     assert found[0] == {"bytes": 5, "seconds": 61}
     assert [len(storage["error"]) for storage in found[1:]] == [MAX_ERROR, 50]
     assert {storage["error"][-2:] for storage in found[1:]} == {"e…"}
+
+
+def test_a_report_has_the_version_that_was_published_last_and_not_its_columns(made: Bench) -> None:
+    def reported() -> Any:
+        (export,) = build_report(status(made))["exports"].values()
+        return export.get("schemaVersion")
+
+    found = [reported()]
+    made.publish(0, rows(0, 1))
+    found.append(reported())
+    wider = rows(1, 1).append_column("m", pa.array([1], pa.int64()))
+    more = {"ddl": f"{made.export.state.streams[made.stream].ddl}, m bigint"}
+    made.admit(1, **more)
+    stage = made.stage(1, wider, **more)
+    found.append(reported())
+    made.commit(1, stage, **more)
+    found += [reported(), reported()]
+    made.export = made.reopen()
+    found.append(reported())
+
+    assert found[:3] == [None, {"number": 1}, {"number": 1}], "staged rows are not published"
+    assert [list(one) for one in found[3:]] == [["number", "since"]] * 3
+    assert found[3]["number"] == 2
+    assert found[3:] == [found[3]] * 3
 
 
 def test_dropped_epochs_are_no_lag_any_more(made: Bench) -> None:

@@ -72,7 +72,9 @@ def test_a_superseded_agent_is_shown_while_it_reports_in_turns_with_its_successo
     reports = LocalExportReports(cast(Any, SimpleNamespace(holder=lambda *_: trades)))
 
     def report(superseded: bool) -> tuple[int, str]:
-        changed = reports.apply_report(FEED, {}, {"trades": StorageStatus(superseded=superseded)})
+        changed = reports.apply_report(
+            FEED, {}, {"trades": StorageStatus(superseded=superseded)}, {}
+        )
         stored = reports.facts(trades).stored
         assert stored is not None
         return len(changed), stored.reason

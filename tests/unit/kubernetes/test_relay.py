@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestServer
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.ended_exports import EndedExports, make_ended_exports
 from streambroker_core.wire.reports.rule_status import RuleStatus
+from streambroker_core.wire.reports.schema_status import NO_VERSION, SchemaStatus
 from streambroker_core.wire.reports.storage_status import StorageStatus
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.replicas import report_relay as relay
@@ -23,6 +24,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
     RulesReport,
+    SchemaReport,
     StorageReport,
     ViewReport,
 )
@@ -185,6 +187,18 @@ async def test_uploads_are_reported_with_those_of_agents_without_storage() -> No
     ((who, report),) = leader.reported
     assert isinstance(report, StorageReport)
     assert (who, report.storage, report.instance) == (FEED, uploads, str(FEED))
+
+
+async def test_versions_are_relayed_with_those_of_agents_that_have_none() -> None:
+    leader, second = Leader(), SchemaStatus(number=2, since="2026-11-30T06:00:00Z")
+    schemas = {"trades": second, "quotes": SchemaStatus(number=1), "news": NO_VERSION}
+    async with relay_to(leader) as (one, session):
+        one.note(FEED, SchemaReport(schemas))
+        await one._send(session)
+
+    ((who, report),) = leader.reported
+    assert isinstance(report, SchemaReport)
+    assert (who, report.schemas, report.instance) == (FEED, schemas, str(FEED))
 
 
 async def test_many_long_words_are_reported_in_several_bodies_that_are_taken() -> None:

@@ -15,6 +15,7 @@ from streambroker_operator.kubernetes.client.rate_limiter import (
     SLOW_FACTOR,
     WriteRateLimiter,
 )
+from streambroker_operator.kubernetes.status.conditions import StatusBody
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite, StatusWriter
 from support.clusters.calls import true
 from support.kubernetes.fake_server import Call, FakeApi
@@ -27,15 +28,15 @@ class Source:
     def __init__(self) -> None:
         self.wanted: dict[str, int] = {}
         self.there: dict[str, int] = {}
+        self.more: StatusBody = {}
 
     def build(self, name: Name) -> StatusWrite | None:
         uid = name[1]
         wanted = self.wanted.get(uid)
         if wanted is None or self.there.get(uid) == wanted:
             return None
-        return StatusWrite(
-            kind=name[0], namespace="jobs", name=f"r-{uid}", uid=uid, status={"matches": wanted}
-        )
+        status: StatusBody = {"matches": wanted, **self.more}
+        return StatusWrite(kind=name[0], namespace="jobs", name=f"r-{uid}", uid=uid, status=status)
 
     def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
         self.there[write.uid] = write.status["matches"]
@@ -91,6 +92,17 @@ def test_a_status_is_applied_by_its_manager() -> None:
     assert call.query["fieldManager"] == "streambroker-status"
     assert call.body["status"] == {"matches": 1}
     assert "resourceVersion" not in call.body["metadata"]
+
+
+def test_a_status_is_written_without_a_version_that_the_crd_does_not_declare() -> None:
+    refusal: Any = {"message": "…: .status.schemaVersion: field not declared in schema"}
+    bench = Bench(Answer(status=500, body=refusal))
+    bench.source.more = {"schemaVersion": {"number": 2}}
+    bench.run("a")
+
+    statuses = [call.body["status"] for call in bench.api.calls]
+    assert statuses == [{"matches": 1, "schemaVersion": {"number": 2}}, {"matches": 1}]
+    assert (bench.writer.writes["done"], bench.writer.writes["failed"]) == (1, 0)
 
 
 def test_a_limited_rate_lets_a_burst_go_at_once_and_the_rest_as_it_says() -> None:

@@ -21,11 +21,13 @@ from streambroker_core.board import (
 )
 from streambroker_core.model import Export, Import
 from streambroker_core.wire.broker.ended_exports import EndedExports
+from streambroker_core.wire.reports.schema_status import NO_VERSION, SchemaStatus
 from streambroker_core.wire.reports.storage_status import StorageStatus
 from streambroker_operator.kubernetes.client.documents import ObjectMetadata
 from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
+    SchemaReport,
     StorageReport,
     ViewReport,
 )
@@ -616,6 +618,44 @@ def test_another_who_leads_keeps_what_is_written_of_uploads_until_the_agent_repo
     assert stored(bench) == []
     assert uploads(bench, StorageStatus(), instance="another instance") == []
     assert uploads(bench, StorageStatus()) == ["True UpToDate"]
+
+
+SECOND = SchemaStatus(number=2, since="2026-11-30T06:00:00Z")
+
+
+def versions(bench: Bench, *schemas: SchemaStatus, **how: Any) -> list[Any]:
+    """Report versions and write what was offered; return `schemaVersion` of each Export written."""
+    for schema in schemas:
+        bench.statuses.on_report(pe("feed"), SchemaReport({"trades": schema}, **how))
+    writes = [write for name in bench.asked() if (write := bench.write(name)) is not None]
+    return [write.status.get("schemaVersion") for write in writes if write.kind == "Export"]
+
+
+def test_the_version_of_the_columns_is_written_once_when_it_changes() -> None:
+    bench = running()
+    first = SchemaStatus(number=1)
+    reported = [NO_VERSION, first, first, SECOND, SECOND, NO_VERSION]
+    assert [versions(bench, one) for one in reported] == [
+        *([], [{"number": 1}], [], [{"number": 2, "since": SECOND.since}], [], [None])
+    ]
+    assert bench.turned == [EXPORT] * 3
+
+
+def test_another_leader_keeps_the_published_version_until_the_agent_reports() -> None:
+    bench = running()
+    assert versions(bench, SECOND) == [{"number": 2, "since": SECOND.since}]
+    bench.statuses.on_leader_change(True)
+    bench.statuses.offer_all()
+    assert versions(bench) == []
+    assert versions(bench, NO_VERSION, instance="another instance") == []
+    assert versions(bench, SchemaStatus(number=3)) == [{"number": 3}]
+
+
+def test_other_changes_of_a_status_keep_the_version() -> None:
+    bench = running()
+    versions(bench, SECOND)
+    bench.statuses.on_report(pe("feed"), DamageReport(HOLE))
+    assert versions(bench) == [{"number": 2, "since": SECOND.since}]
 
 
 def test_a_ring_of_waiting_jobs_is_a_condition_at_both_ends() -> None:

@@ -10,6 +10,7 @@ from streambroker_core.model import Export, PeKey, Route, kind_of
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.encoding.canonical import JsonObject, without_none
 from streambroker_core.wire.manifests.ports import Manifest, write_manifest
+from streambroker_core.wire.reports.schema_status import write_schema_status
 from streambroker_operator.agents.ended_exports import ExportFacts, ExportReports
 from streambroker_operator.agents.liveness import AgentLiveness
 from streambroker_operator.storage.backend import StoredResource
@@ -52,8 +53,8 @@ def build_resource_body(
 ) -> ResourceBody:
     """Return a resource's manifest with a status; empty if None.
 
-    An Export's status also has `ended`, `damaged` if its log is damaged, and `stored` if its agent
-    has object storage or the Export demands it.
+    An Export's status also has `ended`, `damaged` if its log is damaged, `stored` if its agent has
+    object storage or the Export demands it, and `schemaVersion` once its agent has published rows.
     """
     resource = stored.resource
     status_json: JsonObject = {} if status is None else _status_body(status)
@@ -61,7 +62,10 @@ def build_resource_body(
         facts = export_reports.facts(resource) if status.accepted else ExportFacts()
         stored_json = None if facts.stored is None else asdict(facts.stored)
         reported = without_none(
-            ended=facts.ended, damaged=facts.damaged or None, stored=stored_json
+            ended=facts.ended,
+            damaged=facts.damaged or None,
+            stored=stored_json,
+            schemaVersion=write_schema_status(facts.schema),
         )
         status_json = {**status_json, **reported}
     return {**write_manifest(resource, version=stored.version), "status": status_json}

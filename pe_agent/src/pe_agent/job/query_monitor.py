@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pe_agent")
 
 REPORT_SECONDS = 2.0
+RELEASE_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -83,7 +84,7 @@ class QueryMonitor:
     def beat(self) -> None:
         """Renew running queries, end ended ones, and find those started without ``publish``.
 
-        Called by the keep-alive thread of the agent, and possibly at once by ``stop`` of the PE.
+        Called by a thread of the agent's process, and possibly at once by ``release``.
         """
         with self._beat_lock:
             for running in list(self._running):
@@ -96,6 +97,24 @@ class QueryMonitor:
                 self._discover_queries()
             except Exception as error:  # the session has ended, or is of another process
                 log.debug("cannot list the queries of the session: %s", error)
+
+    def release(self) -> None:
+        """Beat a last time, to release the leases of ended queries.
+
+        A call to a Spark Connect server that is away is retried for minutes. It is left behind
+        after some seconds, and the leases run out by themselves.
+        """
+        last = threading.Thread(target=self._last_beat, daemon=True)
+        last.start()
+        last.join(RELEASE_SECONDS)
+        if last.is_alive():
+            log.info("publisher leases not released: the Spark session does not answer")
+
+    def _last_beat(self) -> None:
+        try:
+            self.beat()
+        except StreambrokerError as error:
+            log.info("publisher leases not released: %s", error)
 
     def _renew(self, running: RunningQuery) -> None:
         for port in running.ports:

@@ -152,6 +152,9 @@ def _status(status: Item) -> list[str]:
     if stored := status.get("stored"):
         answer = "yes" if stored["reason"] == "UpToDate" else f"no ({stored['reason']})"
         lines.append(f"Stored:   {answer} {stored['message']}".rstrip())
+    if version := status.get("schemaVersion"):
+        since = f", since {version['since']}" if version.get("since") else ""
+        lines.append(f"Schema:   version {version['number']}{since}")
     if status.get("ring"):
         lines.append(f"Ring:     {status['ring']}")
     return [*lines, f"Matches:  {status.get('matches', 0)}"]

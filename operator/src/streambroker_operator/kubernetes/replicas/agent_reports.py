@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.reports.rule_status import RuleStatusMap
+from streambroker_core.wire.reports.schema_status import SchemaStatusMap
 from streambroker_core.wire.reports.storage_status import StorageStatusMap
 
 
@@ -48,6 +49,13 @@ class StorageReport(_DatedReport):
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaReport(_DatedReport):
+    """Versions of columns, by port."""
+
+    schemas: SchemaStatusMap
+
+
+@dataclass(frozen=True, slots=True)
 class RulesReport:
     """States of a job's rules, and whether the agent has reported further rules before."""
 
@@ -55,5 +63,5 @@ class RulesReport:
     more: bool = False
 
 
-PortReport: TypeAlias = ViewReport | EndsReport | DamageReport | StorageReport
+PortReport: TypeAlias = ViewReport | EndsReport | DamageReport | StorageReport | SchemaReport
 AgentReport: TypeAlias = PortReport | RulesReport

@@ -25,6 +25,7 @@ from streambroker_core.wire.broker import ended_exports as wire
 from streambroker_core.wire.encoding.canonical import JsonObject, JsonValue
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.reports.rule_status import read_statuses, write_statuses
+from streambroker_core.wire.reports.schema_status import read_schema_status, write_schema_status
 from streambroker_core.wire.reports.storage_status import read_storage, write_storage
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.replicas.agent_reports import (
@@ -32,6 +33,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
     RulesReport,
+    SchemaReport,
     StorageReport,
     ViewReport,
 )
@@ -55,6 +57,11 @@ _FORMATS: Mapping[type[AgentReport], tuple[str, int, Callable[[Any], Any]]] = {
         "storage",
         5,
         lambda report: {port: write_storage(one) for port, one in report.storage.items()},
+    ),
+    SchemaReport: (
+        "schemas",
+        5,
+        lambda report: {port: write_schema_status(one) for port, one in report.schemas.items()},
     ),
 }
 """Key in a message, maximum number in one, and JSON form, by type of report."""
@@ -198,6 +205,12 @@ def _read_message(message: dict[str, Any]) -> Iterator[tuple[str, AgentReport]]:
     for pe, (storage, ago, instance) in message.get("storage", {}).items():
         read = {str(port): read_storage(Fields({"storage": one})) for port, one in storage.items()}
         yield pe, StorageReport(read, ago_s=float(ago), instance=str(instance))
+    for pe, (schemas, ago, instance) in message.get("schemas", {}).items():
+        versions = {
+            str(port): read_schema_status(Fields({"schemaVersion": one}))
+            for port, one in schemas.items()
+        }
+        yield pe, SchemaReport(versions, ago_s=float(ago), instance=str(instance))
 
 
 def sign(secret: bytes, body: bytes) -> str:

@@ -13,14 +13,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from streambroker_core.board import Status
 from streambroker_core.board.wait_cycles import RING
+from streambroker_core.errors import ManifestError
 from streambroker_core.model import Durability, Export, Import, Resource
 from streambroker_core.model.properties import Value
 from streambroker_core.wire.encoding.canonical import JsonObject, digest
+from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.manifests.ports import write_spec
+from streambroker_core.wire.reports.schema_status import (
+    NO_VERSION,
+    SchemaStatus,
+    read_schema_status,
+    write_schema_status,
+)
 from streambroker_core.wire.reports.storage_status import StorageStatus, stored_state
 from streambroker_operator.kubernetes.client.http_api import object_at
 from streambroker_operator.kubernetes.client.objects import MAX_MESSAGE
@@ -83,6 +91,7 @@ class StatusBody(TypedDict, total=False):
     matches: int
     topMatches: Sequence[str]
     summary: str
+    schemaVersion: JsonObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +104,7 @@ class DesiredStatus:
         top_matches: ports at the other ends of the first ten routes.
         summary: offer or subscription, at most `MAX_SUMMARY` characters.
         accepted: the last accepted version of the resource; None if there is none.
+        schema: version of an Export's columns.
     """
 
     generation: int
@@ -103,6 +113,7 @@ class DesiredStatus:
     top_matches: tuple[str, ...] = ()
     summary: str = ""
     accepted: Resource | None = None
+    schema: SchemaStatus = NO_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +130,7 @@ class PublishedStatus:
         damaged: message of `Damaged`; empty without that condition.
         stored: the condition `Stored`, None without it.
         accepted: the last accepted generation; 0 for none.
+        schema: version of an Export's columns.
     """
 
     content: str = ""
@@ -129,6 +141,7 @@ class PublishedStatus:
     damaged: str = ""
     stored: Condition | None = None
     accepted: int = 0
+    schema: SchemaStatus = NO_VERSION
 
     @property
     def ended(self) -> bool:
@@ -161,12 +174,13 @@ def desired_status(
     ended: bool | None = False,
     damaged: str | None = "",
     storage: StorageStatus | None = None,
+    schema: SchemaStatus | None = None,
     nearest: str | None = None,
 ) -> DesiredStatus:
     """Return the desired status of a readable resource.
 
-    For `programmed`, `ended`, `damaged` and `storage` None means that an agent has not reported
-    yet, for `nearest` that it is not computed yet. Then the published value stays: that of
+    For `programmed`, `ended`, `damaged`, `storage` and `schema` None means that an agent has not
+    reported yet, for `nearest` that it is not computed yet. Then the published value stays: that of
     `programmed` only for the same routes, that of `nearest` only for the same generation.
     `steered` is the text about fields set at run time, or None.
     """
@@ -198,6 +212,9 @@ def desired_status(
     if runs and isinstance(resource, Export):
         stored = stored_condition(resource.durability, storage, published)
         conditions += [] if stored is None else [stored]
+        schema = published.schema if schema is None else schema
+    else:
+        schema = None
     rejected = resource.rejected
     valid = status.reason in _VALID_REASONS or published.accepted == resource.generation
     return DesiredStatus(
@@ -207,6 +224,7 @@ def desired_status(
         top_matches=peers,
         summary=summarise(resource),
         accepted=resource if runs or valid else None,
+        schema=schema or NO_VERSION,
     )
 
 
@@ -248,10 +266,20 @@ def status_to_write(
         "topMatches": list(desired.top_matches),
         "summary": desired.summary,
     }
+    version = write_schema_status(desired.schema)
+    if version is not None:
+        body["schemaVersion"] = version
     resource = desired.accepted
     if resource is None:
         return body
     return {**body, "accepted": {"generation": resource.generation, "spec": write_spec(resource)}}
+
+
+def without_version(status: StatusBody) -> StatusBody:
+    """Return a status without the version of the columns."""
+    body = status.copy()
+    del body["schemaVersion"]
+    return body
 
 
 def write_conditions(
@@ -304,10 +332,12 @@ def read_published(status: object) -> PublishedStatus:
         matches=to_int(body.get("matches")),
         top_matches=tuple(str(name) for name in body.get("topMatches") or ()),
         summary=str(body.get("summary") or ""),
+        schema=_read_schema(body),
     )
     accepted_generation = to_int(object_at(status, "accepted").get("generation"))
     return PublishedStatus(
         accepted=accepted_generation,
+        schema=facts.schema,
         content=_digest(facts, accepted_generation),
         routes=_routes_digest(facts.generation, facts.matches, facts.top_matches),
         since=since,
@@ -323,6 +353,13 @@ def read_published(status: object) -> PublishedStatus:
             (0, ""),
         ),
     )
+
+
+def _read_schema(status: Mapping[str, Any]) -> SchemaStatus:
+    try:
+        return read_schema_status(Fields(status))
+    except ManifestError:
+        return NO_VERSION
 
 
 def summarise(resource: Resource) -> str:
@@ -432,6 +469,7 @@ def _digest(desired: DesiredStatus, accepted: int) -> str:
             desired.matches,
             desired.top_matches,
             desired.summary,
+            write_schema_status(desired.schema),
         ]
     )
 

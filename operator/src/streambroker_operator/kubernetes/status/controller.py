@@ -14,6 +14,7 @@ from streambroker_core.board import Action, BoardEvent, BoardReader, RoutesChang
 from streambroker_core.model import RULE, AnyKind, Export, PeKey, PortKey
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.reports.rule_status import RuleStatusMap
+from streambroker_core.wire.reports.schema_status import SchemaStatusMap
 from streambroker_core.wire.reports.storage_status import StorageStatusMap
 from streambroker_operator.agents.ended_exports import ExportFacts
 from streambroker_operator.cooperative import run_in_turns
@@ -26,6 +27,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
     RulesReport,
+    SchemaReport,
     StorageReport,
     ViewReport,
 )
@@ -216,11 +218,16 @@ class StatusController:
         return ()
 
     def apply_report(
-        self, pe: PeKey, damaged: Mapping[str, str], storage: StorageStatusMap
+        self,
+        pe: PeKey,
+        damaged: Mapping[str, str],
+        storage: StorageStatusMap,
+        schemas: SchemaStatusMap,
     ) -> Sequence[PortKey]:
-        """Apply reported damage and uploads; effective only once the status is written."""
+        """Apply an agent's report by port; effective only once the status is written."""
         self._on_own_report(pe, DamageReport(damaged))
         self._on_own_report(pe, StorageReport(storage))
+        self._on_own_report(pe, SchemaReport(schemas))
         return ()
 
     def facts(self, export: Export) -> ExportFacts:

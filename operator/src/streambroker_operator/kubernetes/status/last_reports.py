@@ -1,4 +1,4 @@
-"""Last reports of agents about their exports, for the conditions `Ended`, `Damaged` and `Stored`.
+"""Last reports of agents about their exports, for `Ended`, `Damaged`, `Stored` and `schemaVersion`.
 
 - A new leader has no reports; the published status stays until an agent reports.
 - Older reports, and late ones of another instance, never replace newer ones.

@@ -10,6 +10,7 @@ from streambroker_core.matching import Match
 from streambroker_core.model import RULE, AnyKind, Export, Kind, PeKey, PortKey, Resource, kind_of
 from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_core.wire.broker.view import ExportPort
+from streambroker_core.wire.reports.schema_status import NO_VERSION, SchemaStatus, SchemaStatusMap
 from streambroker_core.wire.reports.storage_status import (
     StorageStatus,
     StorageStatusMap,
@@ -21,6 +22,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     DamageReport,
     EndsReport,
     PortReport,
+    StorageReport,
     ViewReport,
 )
 from streambroker_operator.kubernetes.status.conditions import (
@@ -53,7 +55,7 @@ class PortReconciler:
         steered: returns which fields of a resource are set at run time, as text, or None.
         on_written: called after a write.
         nearest: returns the message for a resource without matches, or None.
-        on_export_state: called with an Export whose published end, damage or uploads changed.
+        on_export_state: called with an Export whose published facts changed.
         on_applied: called with the seconds from a changed view until its agent runs it.
         on_deleted: called with the uid of a deleted resource.
         reoffer_all: enqueues all resources after a list; by default synchronously.
@@ -92,6 +94,7 @@ class PortReconciler:
         self._ended = LastReports(monotonic, EndedExports.has_ended)
         self._damage = LastReports(monotonic, _damage_text)
         self._storage = LastReports(monotonic, _storage_status)
+        self._schemas = LastReports(monotonic, _schema_status)
 
     # ---- input -----------------------------------------------------------
 
@@ -105,7 +108,7 @@ class PortReconciler:
             self._offer(name, False)
 
     def _on_published(self, name: Name, before: PublishedStatus, after: PublishedStatus) -> None:
-        shown = [(one.ended, one.damaged, one.stored) for one in (before, after)]
+        shown = [(one.ended, one.damaged, one.stored, one.schema) for one in (before, after)]
         if shown[0] != shown[1]:
             self._on_export_state(name)
 
@@ -140,7 +143,8 @@ class PortReconciler:
 
     def _on_agent_changed(self, pe: PeKey) -> None:
         registration = self._board.registration(pe)
-        for tracker in (self.programmed_tracker, self._ended, self._damage, self._storage):
+        reports = (self._ended, self._damage, self._storage, self._schemas)
+        for tracker in (self.programmed_tracker, *reports):
             if registration is None:
                 tracker.on_withdrawn(pe)
             else:
@@ -158,8 +162,10 @@ class PortReconciler:
             changed = self._ended.on_report(pe, report.ends, report.ago_s, report.instance)
         elif isinstance(report, DamageReport):
             changed = self._damage.on_report(pe, report.damaged, report.ago_s, report.instance)
-        else:
+        elif isinstance(report, StorageReport):
             changed = self._storage.on_report(pe, report.storage, report.ago_s, report.instance)
+        else:
+            changed = self._schemas.on_report(pe, report.schemas, report.ago_s, report.instance)
         view = self._board.view(pe) if changed else None
         for port, export in view.exports.items() if view is not None else ():
             if self._differs(PortKey(*pe, port), export):
@@ -168,12 +174,13 @@ class PortReconciler:
     def _differs(self, key: PortKey, export: ExportPort) -> bool:
         """Return whether the reports of an Export state something else than its status."""
         published = self._published.get(("Export", export.uid))
-        ended, damage = self._ended.find(key), self._damage.find(key)
+        ended, damage, schema = (r.find(key) for r in (self._ended, self._damage, self._schemas))
         stored = stored_condition(export.durability, self._storage.find(key), published)
         return (
             ended not in (None, published.ended)
             or damage not in (None, published.damaged)
             or stored != published.stored
+            or schema not in (None, published.schema)
         )
 
     def published_facts(self, uid: str) -> ExportFacts:
@@ -182,7 +189,7 @@ class PortReconciler:
         shown, stored = published.stored, None
         if shown is not None:
             stored = StoredState(reason=shown.reason, message=shown.message)
-        return ExportFacts(published.ended, published.damaged, stored)
+        return ExportFacts(published.ended, published.damaged, stored, published.schema)
 
     def on_leader_change(self, leads: bool) -> None:
         """Handle a change of leadership: only a leader receives reports of all agents."""
@@ -190,6 +197,7 @@ class PortReconciler:
         self._ended.on_leader_change()
         self._damage.on_leader_change()
         self._storage.on_leader_change()
+        self._schemas.on_leader_change()
 
     def offer_away(self) -> None:
         """Enqueue statuses affected by agents that went away; called each second by the leader.
@@ -277,6 +285,7 @@ class PortReconciler:
             ended=self._ended.find(resource.key) if is_export else False,
             damaged=self._damage.find(resource.key) if is_export else "",
             storage=self._storage.find(resource.key),
+            schema=self._schemas.find(resource.key),
         )
 
     def agent_state(self, pe: PeKey) -> AgentState:
@@ -342,3 +351,7 @@ def _damage_text(damaged: Mapping[str, str], port: str) -> str:
 
 def _storage_status(storage: StorageStatusMap, port: str) -> StorageStatus | None:
     return storage.get(port)
+
+
+def _schema_status(schemas: SchemaStatusMap, port: str) -> SchemaStatus:
+    return schemas.get(port, NO_VERSION)

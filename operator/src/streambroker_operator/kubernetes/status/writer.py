@@ -17,7 +17,12 @@ from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError, HttpApi
 from streambroker_operator.kubernetes.client.objects import APPLY, ObjectPath
 from streambroker_operator.kubernetes.client.rate_limiter import WriteRateLimiter
-from streambroker_operator.kubernetes.status.conditions import MANAGER, ConditionTime, StatusBody
+from streambroker_operator.kubernetes.status.conditions import (
+    MANAGER,
+    ConditionTime,
+    StatusBody,
+    without_version,
+)
 from streambroker_operator.kubernetes.status.work_queue import (
     IDLE,
     LIVE,
@@ -32,6 +37,7 @@ _QUIET_S = 60.0
 Name: TypeAlias = tuple[AnyKind, str]
 """Kind and uid of a resource."""
 
+_UNDECLARED = "schemaVersion: field not declared in schema"
 _NAMES_PER_TURN = 50
 """Names processed before other tasks may run on the event loop."""
 
@@ -202,22 +208,12 @@ class StatusWriter:
         return write
 
     async def _send(self, name: Name, write: StatusWrite) -> None:
-        target = ObjectPath(kind=write.kind, namespace=write.namespace, name=write.name)
         started_at = loop_time()
         try:
-            response = await self._api.call(
-                "PATCH",
-                f"{target.path}/status",
-                {
-                    "apiVersion": API_VERSION,
-                    "kind": write.kind,
-                    "metadata": {"name": write.name, "namespace": write.namespace},
-                    "status": write.status,
-                },
-                query={"fieldManager": MANAGER, "force": "true"},
-                content_type=APPLY,
-                timeout_s=TIMEOUT_S,
-            )
+            response = await self._patch(write, write.status)
+            if "schemaVersion" in write.status and _UNDECLARED in _message(response):
+                # A CRD of an earlier release would refuse the whole status.
+                response = await self._patch(write, without_version(write.status))
         except ApiUnreachableError as error:
             _log.debug("the status of %s %s was not written: %s", write.kind, write.name, error)
             self._rate_limiter.on_answer(started_at, refused=True)
@@ -225,6 +221,22 @@ class StatusWriter:
             return
         self._rate_limiter.on_answer(started_at, refused=response.is_overloaded)
         self._on_answer(name, write, response)
+
+    async def _patch(self, write: StatusWrite, status: StatusBody) -> Answer:
+        target = ObjectPath(kind=write.kind, namespace=write.namespace, name=write.name)
+        return await self._api.call(
+            "PATCH",
+            f"{target.path}/status",
+            {
+                "apiVersion": API_VERSION,
+                "kind": write.kind,
+                "metadata": {"name": write.name, "namespace": write.namespace},
+                "status": status,
+            },
+            query={"fieldManager": MANAGER, "force": "true"},
+            content_type=APPLY,
+            timeout_s=TIMEOUT_S,
+        )
 
     def _on_answer(self, name: Name, write: StatusWrite, answer: Answer) -> None:
         was_written = answer.status in (200, 201)
@@ -258,7 +270,7 @@ class StatusWriter:
             write.namespace,
             write.name,
             answer.status,
-            str(answer.body.get("message", ""))[:300],
+            _message(answer)[:300],
         )
 
     def _on_written(self, write: StatusWrite, answer: Answer) -> None:
@@ -279,3 +291,7 @@ class StatusWriter:
             delay = max(after_s, retry_delay_s(self._outages, jitter))
             self._paused_until = max(self._paused_until, now + delay)
         self._queue.failed(name, now, jitter=jitter, after_s=after_s)
+
+
+def _message(answer: Answer) -> str:
+    return str(answer.body.get("message", ""))

@@ -26,6 +26,7 @@ from streambroker_core.wire.reports.rule_metrics import (
     write_metrics,
 )
 from streambroker_core.wire.reports.rule_status import RuleStatusMap, read_statuses
+from streambroker_core.wire.reports.schema_status import SchemaStatus, read_schema_status
 from streambroker_core.wire.reports.side_status import SideStatus, read_sides, write_side
 from streambroker_core.wire.reports.storage_status import StorageStatus, read_storage
 from streambroker_operator.rest.guard.authentication import QUIET
@@ -97,6 +98,7 @@ class Report:
         ended: whether an export has ended, by port; only exports for which it was reported.
         damaged: description of log damage, by port of the damaged exports.
         storage: uploads to object storage, by port of all exports.
+        schemas: versions of columns, by port of all exports.
         states: number of routes by state; a route counts for the first of `STATES` that applies.
         rules: status of pattern rules.
         more_rules: other reports have the status of further rules.
@@ -112,6 +114,7 @@ class Report:
     ended: Mapping[str, bool]
     damaged: Mapping[str, str]
     storage: Mapping[str, StorageStatus]
+    schemas: Mapping[str, SchemaStatus]
     states: Mapping[str, int]
     rules: RuleStatusMap = field(default_factory=dict)
     more_rules: bool = False
@@ -276,6 +279,7 @@ def read_report(body: object, at: float) -> Report:
     ended: dict[str, bool] = {}
     damaged: dict[str, str] = {}
     storage: dict[str, StorageStatus] = {}
+    schemas: dict[str, SchemaStatus] = {}
     exports = Fields(body).child("exports")
     for port in exports.names():
         fields = exports.child(port)
@@ -285,6 +289,7 @@ def read_report(body: object, at: float) -> Report:
         if fields.has("ended"):
             ended[port] = fields.boolean("ended", False)
         storage[port] = read_storage(fields)
+        schemas[port] = read_schema_status(fields)
         damage = "; ".join(str(one) for one in fields.items("damaged", max_items=MAX_DAMAGED))
         if damage:
             damaged[port] = f"{damage[:MAX_DAMAGE]}."
@@ -300,6 +305,7 @@ def read_report(body: object, at: float) -> Report:
         ended=ended,
         damaged=damaged,
         storage=storage,
+        schemas=schemas,
         states=Counter(
             _route_state(route_metrics, pair in waiting, ended.get(pair[0], False))
             for pair, route_metrics in metrics.items()
@@ -354,7 +360,7 @@ async def put_report(request: web.Request) -> web.Response:
     request.app[RUNTIME].liveness.note_contact(pe)
     request.app[RUNTIME].rules.apply_report(pe, report.rules, more=report.more_rules)
     exports = request.app[RUNTIME].export_reports
-    changed = exports.apply_report(pe, report.damaged, report.storage)
+    changed = exports.apply_report(pe, report.damaged, report.storage, report.schemas)
     request.app[RUNTIME].change_log.publish_exports(changed)
     response = json_answer({"again": request.app[REPORTS].store(pe, report)})
     response[QUIET] = True

@@ -10,10 +10,12 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from streambroker_core.model import port_of
+from streambroker_core.wire.encoding.canonical import JsonObject, without_none
+from streambroker_core.wire.reports.schema_status import SchemaStatus, write_schema_status
 from streambroker_core.wire.reports.storage_status import MAX_ERROR, StorageStatus, write_storage
 
 log = logging.getLogger("pe_agent")
@@ -88,7 +90,18 @@ def _report_export(export: Mapping[str, Any], limit: int) -> dict[str, Any]:
         "damaged": export["damaged"][:MAX_DAMAGED_SEGMENTS],
         "readers": readers[:limit],
         **_report_storage(export["storage"], limit),
+        **without_none(schemaVersion=_report_schema(streams)),
     }
+
+
+def _report_schema(streams: Iterable[Mapping[str, Any]]) -> JsonObject | None:
+    """Return the newest version with published rows, without its columns."""
+    versions = [one for stream in streams for one in stream["schemaVersions"]]
+    published = [one for one in versions if one["firstEpoch"] is not None]
+    if not published:
+        return None
+    newest = published[-1]
+    return write_schema_status(SchemaStatus(number=newest["version"], since=newest["since"]))
 
 
 def _report_storage(storage: Mapping[str, Any] | None, limit: int) -> dict[str, Any]:

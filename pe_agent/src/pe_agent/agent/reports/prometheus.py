@@ -5,6 +5,7 @@ The response has port names and numbers, no rows, and needs no token.
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,6 +98,12 @@ _SIDE_METRICS: Mapping[str, _Metric] = {
     "side_late_rows_total": ("Rows that came too late.", "late"),
     "side_refused_rows_total": ("Rows not taken.", "refused"),
 }
+_CERTIFICATE_METRICS: Mapping[str, _Metric] = {
+    "certificate_expiry_timestamp_seconds": (
+        "When the agent's certificate ends, in seconds since 1970; absent without TLS.",
+        lambda c: ssl.cert_time_to_seconds(c["until"]),
+    ),
+}
 _RULE_LABELS = ("operator", "log", "rule", "version")
 _RULE_METRICS: Mapping[str, _Metric] = {
     "rule_tested_events_total": ("Events it has seen.", "tested"),
@@ -142,6 +149,10 @@ def render_text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
         lines += _render_family(name, help_text, samples)
     lines += _render_control(status, routes)
     lines += _render_sides(status.get("sides", ()))
+    lines += _render_each(
+        [] if (certificate := status.get("certificate")) is None else [({}, certificate)],
+        _CERTIFICATE_METRICS,
+    )
     rules, waiting = status.get("ruleFigures", ()), status.get("ruleWaiting", ())
     lines += _render_each(_label(rules, _RULE_LABELS), _RULE_METRICS)
     lines += _render_each(_label(waiting, _RULE_LABELS[:2]), _RULE_WAITING_METRICS)

@@ -35,7 +35,7 @@ ADOPT_SECONDS = 60.0
 whenever its recovery makes progress."""
 PING_SECONDS = 0.5
 STOP_SECONDS = 10.0
-KEEP_ALIVE_JOIN_SECONDS = 5.0
+JOIN_SECONDS = 5.0
 
 
 class AgentFailedError(StreambrokerError):
@@ -102,10 +102,15 @@ class AgentProcess:
             AgentLogForwarder(home, f"agent {pe.job}/{pe.pe}: ") if is_forwarding() else None
         )
         self.client = self._adopt_or_start(port)
-        self._keep_alive_thread = threading.Thread(
-            target=self._keep_alive, daemon=True, name="agent keeper"
-        )
-        self._keep_alive_thread.start()
+        self._answers = True
+        # Callbacks have a thread of their own: one that waits for a Spark Connect server that is
+        # away must not delay the renewal of the driver's lease.
+        self._threads = [
+            threading.Thread(target=target, daemon=True, name=name)
+            for target, name in ((self._keep_alive, "agent keeper"), (self._beat, "agent beats"))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def _adopt_or_start(self, port: int) -> AgentClient:
         """Adopt the agent if it runs or is starting, else start one.
@@ -172,7 +177,7 @@ class AgentProcess:
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.home / own_log.LOG_NAME
         with path.open("ab") as output:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 self._command(port),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -180,13 +185,15 @@ class AgentProcess:
                 start_new_session=True,
                 env={**os.environ, FORMER_TOKEN_VARIABLE: token} if token else None,
             )
+        self._process = process
         patience = ProgressTimeout(self.home, START_SECONDS)
-        while patience.should_wait() and self._process.poll() is None:
-            client = self._connect_if_serving(self._process.pid)
+        while patience.should_wait() and process.poll() is None:
+            client = self._connect_if_serving(process.pid)
             if client is not None:
                 return client
-            time.sleep(0.02)
-        if self._process.poll() is not None:
+            if self._stopping.wait(0.02):
+                raise AgentFailedError(f"the agent of {self.pe} starts while the PE is stopped")
+        if process.poll() is not None:
             # If an agent serves this directory, it is not our child.
             self._process = None
         raise AgentFailedError(
@@ -233,18 +240,27 @@ class AgentProcess:
                 if self._log_forwarder is not None:
                     self._log_forwarder.copy()
                 send(self.client, DriverRenew(), timeout=2.0)
-                failures = 0
-                for callback in list(self.beat_callbacks):
-                    callback()
+                failures, self._answers = 0, True
                 continue
             except AgentUnreachableError:
-                failures += 1
+                failures, self._answers = failures + 1, False
             except Exception as error:
-                # An error of a callback must not end this thread: it restarts the agent.
+                # This thread restarts the agent, so no error may end it.
                 log.warning("agent: %s", error)
                 continue
             if self._is_dead(failures) and not self._stopping.is_set():
                 self._restart()
+
+    def _beat(self) -> None:
+        """Call the callbacks while the agent answers."""
+        while not self._stopping.wait(PING_SECONDS):
+            for callback in list(self.beat_callbacks) if self._answers else []:
+                try:
+                    callback()
+                except AgentUnreachableError:
+                    break
+                except Exception as error:
+                    log.warning("agent: %s", error)
 
     def _is_dead(self, failures: int) -> bool:
         if self._process is not None:
@@ -257,13 +273,15 @@ class AgentProcess:
             port = int(self.client.location.rpartition(":")[2])
             self.client = self._start(port, self.client.token)
         except StreambrokerError:
-            log.exception("cannot restart the agent; retrying")
+            if not self._stopping.is_set():
+                log.exception("cannot restart the agent; retrying")
 
     def stop(self, *, end_agent: bool) -> None:
         """Release the agent; ``end_agent`` ends it at once, else it serves on for ``linger``."""
         self._stopping.set()
-        if self._keep_alive_thread is not threading.current_thread():
-            self._keep_alive_thread.join(KEEP_ALIVE_JOIN_SECONDS)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(JOIN_SECONDS)
         try:
             if end_agent:
                 self._end_agent()
