@@ -128,7 +128,7 @@ test: $(READY) ## checks and all but slow tests; those on an API server only if 
 	$(MAPPED) $(BIN)/python tests/run.py -m "$(SELECTED)" --durations 20
 
 .PHONY: test-all
-test-all: $(READY) kube-assets operator-crds storage-server kafka-jars .promtool/usr/bin/promtool .postgresql/.ready ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
+test-all: $(READY) kube-assets operator-crds storage-server kafka-jars asyncapi-schema .promtool/usr/bin/promtool .postgresql/.ready ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test SELECTED="not long and not node"
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test-console
 
@@ -219,6 +219,10 @@ storage-server: ## build versitygw, the S3 server of the tests, once: 4 minutes,
 	tests/support/storage/build.sh
 
 # Kept in benchmarks/peer, where `make bench-setup` adds Flink. A test runs this Kafka; without it, it is skipped.
+.PHONY: asyncapi-schema
+asyncapi-schema: ## fetch the official schema of AsyncAPI for the tests, once: needs npm
+	test -f .asyncapi/package/schemas/3.0.0.json || { mkdir -p .asyncapi && cd .asyncapi && npm pack --silent @asyncapi/specs@6.11.1 > archive && tar -xzf "$$(cat archive)" package/schemas/3.0.0.json; } || echo "asyncapi-schema: not fetched, so a test will be skipped"
+
 .PHONY: kafka-jars
 kafka-jars: $(READY) ## fetch Kafka and Spark's connector to it for the tests, once: 52 MB, needs Maven
 	$(BIN)/python benchmarks/peer_jars.py kafka connector || echo "kafka-jars: not fetched, so the test with Kafka will be skipped"

@@ -82,6 +82,10 @@ export interface Manifest {
     filter?: string;
     properties?: JsonObject;
     schema?: Column[];
+    description?: string;
+    owner?: string;
+    tags?: string[];
+    columnComments?: Record<string, string>;
     [name: string]: unknown;
   };
   status?: Record<string, unknown>;

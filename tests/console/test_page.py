@@ -218,6 +218,23 @@ def test_a_port_shows_the_metrics_that_agents_report(
         expect(row.get_by_role("cell").filter(has_text=re.compile(f"^{figure}"))).to_be_visible()
 
 
+def test_an_export_shows_what_it_is_and_is_found_by_it(
+    console: Console, broker: RunningBroker
+) -> None:
+    spec = {"description": "Prices of the tape", "owner": "market-data", "tags": ["gold"]}
+    spec["columnComments"] = {"price": "in USD"}  # type: ignore[assignment]
+    broker.change("PATCH", "/job/nyse/pe/0/export/trades", {"spec": spec})
+    console.go("port?export=default/nyse/0/trades")
+    about = console.page.get_by_role("region", name="About")
+    for text in ("Prices of the tape", "market-data", "gold"):
+        expect(about).to_contain_text(text)
+    expect(console.page.get_by_role("cell", name="in USD")).to_be_visible()
+
+    console.go("topology?match=tape")
+    expect(console.job("nyse")).to_be_visible()
+    expect(console.job("xetra")).to_have_count(0)
+
+
 def test_the_keyboard_is_enough(console: Console) -> None:
     page = console.page
     expect(console.job("nyse")).to_be_visible()

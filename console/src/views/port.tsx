@@ -143,6 +143,21 @@ function Status({ manifest }: { manifest: Manifest }) {
   );
 }
 
+function About({ spec }: { spec: Manifest["spec"] }) {
+  if (!spec.description && !spec.owner && !spec.tags) return null;
+  return (
+    <Card title="About">
+      {spec.description && <p class="description">{spec.description}</p>}
+      <Facts
+        values={[
+          ["Owner", spec.owner],
+          ["Tags", spec.tags?.join(", ")],
+        ]}
+      />
+    </Card>
+  );
+}
+
 function Timeline({ kind, port }: { kind: Kind; port: string }) {
   const query = { namespace: port.split("/")[0], [kind.toLowerCase()]: port };
   const loaded = useLoaded(`history ${port}`, (signal) =>
@@ -230,7 +245,7 @@ function Properties({ answer, reload, port }: LoadedPort) {
   );
 }
 
-const SHOWN = new Set(["subscription", "filter", "properties", "schema", "job", "pe", "port"]);
+const SHOWN = new Set(["subscription", "filter", "properties", "schema", "job", "pe", "port", "description", "owner", "tags", "columnComments"]);
 
 function PortPage({ kind, port }: { kind: Kind; port: string }) {
   const { info, dark } = useSession();
@@ -302,6 +317,7 @@ function PortPage({ kind, port }: { kind: Kind; port: string }) {
           {top.data && <Operators job={key.job} top={top.data} />}
         </div>
         <div class="narrow">
+          {kind === "Export" && <About spec={manifest.spec} />}
           <Status manifest={manifest} />
           <Card title="Settings">
             <Facts values={rest} />
@@ -311,6 +327,7 @@ function PortPage({ kind, port }: { kind: Kind; port: string }) {
                   <tr>
                     <th scope="col">Column</th>
                     <th scope="col">Type</th>
+                    {manifest.spec.columnComments && <th scope="col">Comment</th>}
                   </tr>
                 </thead>
                 <tbody>
@@ -320,6 +337,7 @@ function PortPage({ kind, port }: { kind: Kind; port: string }) {
                         <code>{one.name}</code>
                       </td>
                       <td class="muted">{text(one.type as Json)}</td>
+                      {manifest.spec.columnComments && <td>{manifest.spec.columnComments[one.name]}</td>}
                     </tr>
                   ))}
                 </tbody>

@@ -32,7 +32,7 @@ function Search({ query }: { query: Query }) {
       type="search"
       class="search"
       aria-label="Search jobs"
-      placeholder='Search: name, kind=trade, or level > 2 && has(kind)'
+      placeholder='Search: words, kind=trade, or level > 2 && has(kind)'
       value={text}
       onInput={(event) => setText(event.currentTarget.value)}
     />

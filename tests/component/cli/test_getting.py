@@ -253,6 +253,35 @@ async def test_exports_are_selected_by_a_subscription(cli: Cli) -> None:
     assert "--match tests the properties of exports" in usage
 
 
+async def test_exports_are_found_by_words_that_people_read(cli: Cli) -> None:
+    body = {"streamId": "s", "description": "Orders of the shop", "tags": ["gold"]}
+    await cli.rest("PUT", "/job/more/pe/0/export/orders", body)
+    _, found, _ = await cli("get", "exports", "--search", "GOLD shop", "-o", "name")
+    _, columns, _ = await cli("get", "exports", "--search", "price", "-o", "name")
+    _, both, _ = await cli(
+        "get", "exports", "--search", "gold", "--match", 'kind == "trade"', "-o", "name"
+    )
+    other, _, usage = await cli("get", "imports", "--search", "gold")
+    _, described, _ = await cli("describe", "export/more-0-orders")
+
+    assert (found.split(), columns.split(), both) == (
+        ["export/more-0-orders"],
+        ["export/feed-trades"],
+        "",
+    )
+    assert other == 2
+    assert "--search finds exports" in usage
+    assert "  description: Orders of the shop" in described
+
+
+async def test_a_catalog_is_printed_as_asyncapi_and_for_backstage(cli: Cli) -> None:
+    _, document, _ = await cli("catalog")
+    _, entities, _ = await cli("catalog", "-o", "backstage", "-A")
+
+    assert list(json.loads(document)["channels"]) == ["default.feed.0.trades"]
+    assert [one["kind"] for one in yaml.safe_load_all(entities)] == ["API", "Component"]
+
+
 async def test_rows_can_be_had_alone(cli: Cli) -> None:
     _, exports, _ = await cli("get", "exports", "--no-headers")
     _, both, _ = await cli("get", "exports,imports", "--no-headers")

@@ -189,7 +189,8 @@ def manifests() -> dict[str, Any]:
         revoked=["lab/alerts"], buffer={"maxBytes": "1Gi", "maxAge": "1h", "waitLimit": "90s"},
         properties={"kind": "trade", "level": 3, "price": 0.5, "open": True, "tags": ["a", "b"]},
         congestionPolicy="drop", application={"name": "app", "scope": "Team"},
-        archive={"maxBytes": "1Ti", "maxAge": "7d"},
+        archive={"maxBytes": "1Ti", "maxAge": "7d"}, description="Trades", owner="team-a",
+        tags=["gold"], columnComments={"price": "in USD"},
     )  # fmt: skip
     return {
         "export": manifest.write_manifest(export, version=7),

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from pyspark.sql.types import DoubleType, StringType, StructType
 
 import streambroker as sb
 from pe_agent.job.arguments import check_choice, check_keywords, seconds
 from pe_agent.job.port_settings import ExportSettings, export_spec, import_spec
+from pe_agent.job.publish import Publication, QueryStart, Sink, start_query
 from streambroker.operators import Limits, OperatorOptions
 
 
@@ -66,6 +68,53 @@ def test_settings_of_ports_are_checked_before_anything_is_declared() -> None:
     assert spec["archive"] == {"maxAge": "7d", "maxBytes": "1Ti"}
     with pytest.raises(sb.ArgumentError, match=r"archive\.maxAge is \[7\], which is no duration"):
         export_spec("publish", "out", {"archive": {"maxAge": cast(Any, [7])}})
+
+
+COMMENTED = (
+    StructType()
+    .add("price", DoubleType(), metadata={"comment": "in USD"})
+    .add("note", StringType(), metadata={"comment": "x" * 5000})
+    .add("plain", StringType())
+)
+
+
+class DeclaredError(Exception):
+    """Ends a start where it has declared."""
+
+
+class Declaring:
+    """A job that declares nothing and shows what it would declare."""
+
+    def declare(self, kind: str, port: str, spec: dict[str, Any], **_: Any) -> None:
+        raise DeclaredError(kind, port, spec)
+
+
+@pytest.mark.parametrize(
+    ("settings", "comments"),
+    [
+        ({"description": "Trades"}, {"price": "in USD", "note": "x" * 1024}),
+        ({"owner": "a", "column_comments": {"plain": "p"}}, {"plain": "p"}),
+        ({"properties": {}}, None),
+        ({}, None),
+    ],
+)
+def test_an_export_with_a_description_has_the_comments_of_its_frame(
+    settings: Any, comments: dict[str, str] | None
+) -> None:
+    spec = export_spec("publish", "out", settings)
+    sink = Sink(exports=(Publication(port="out", columns=COMMENTED, spec=spec),))
+    with pytest.raises(DeclaredError) as stopped:
+        start_query(cast(Any, Declaring()), cast(Any, None), sink, QueryStart("c"), redeclare=False)
+
+    kind, port, declared = stopped.value.args
+    assert (kind, port) == ("export", "out")
+    assert declared.get("columnComments") == comments
+    assert {name: declared[name] for name in spec} == spec
+
+
+def test_texts_for_people_reach_the_export_as_they_are() -> None:
+    spec = export_spec("publish", "out", {"description": "d", "owner": "o", "tags": ("b", "a")})
+    assert spec == {"description": "d", "owner": "o", "tags": ["b", "a"], "properties": {}}
 
 
 @pytest.mark.parametrize(

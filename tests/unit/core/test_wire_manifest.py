@@ -39,6 +39,10 @@ FULL_EXPORT: dict[str, Any] = {
     "allowedNamespaces": ["lab", "*"],
     "revoked": ["lab/alerts", "lab"],
     "archive": {"maxBytes": "1Ti", "maxAge": "7d"},
+    "description": "Trades,\nof the tape",
+    "owner": "team-a",
+    "tags": ["gold", "free"],
+    "columnComments": {"price": "in USD", "gone": None},
 }
 FULL_IMPORT: dict[str, Any] = {
     "job": "alerts",
@@ -98,6 +102,11 @@ def test_every_field_of_an_export_is_read() -> None:
     assert found.allowed_namespaces == ("*", "lab")
     assert found.revoked == ("lab", "lab/alerts")
     assert found.archive == Archive(max_bytes=1 << 40, max_age_s=7 * 86_400.0)
+    assert (found.catalog.description, found.catalog.owner) == ("Trades,\nof the tape", "team-a")
+    assert (found.catalog.tags, found.catalog.column_comments) == (
+        ("free", "gold"),
+        {"price": "in USD"},
+    )
 
 
 def test_every_field_of_an_import_is_read() -> None:

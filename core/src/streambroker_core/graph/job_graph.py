@@ -32,6 +32,7 @@ class Job:
         exports: names of its export ports, in order; equal names of several PEs are one each.
         imports: the same of its import ports.
         offers: properties of its exports.
+        described: its exports, for searches in what people read about them.
         external: it belongs to another namespace than the graph, which shows it because of a route.
             Nothing else is known of it than the ports of these routes.
     """
@@ -41,6 +42,7 @@ class Job:
     exports: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     offers: tuple[Properties, ...] = ()
+    described: tuple[Export, ...] = ()
     external: bool = False
 
 
@@ -69,6 +71,7 @@ class _Ports:
     exports: set[PortKey] = field(default_factory=set)
     imports: set[PortKey] = field(default_factory=set)
     offers: list[Properties] = field(default_factory=list)
+    described: list[Export] = field(default_factory=list)
     external: bool = True
 
 
@@ -86,6 +89,7 @@ def build_graph(
     for export in sorted(_of_namespace(exports, namespace), key=lambda one: one.key):
         found = _own_ports(ports, export)
         found.exports.add(export.key)
+        found.described.append(export)
         if export.properties is not None:
             found.offers.append(export.properties)
     for import_ in sorted(_of_namespace(imports, namespace), key=lambda one: one.key):
@@ -127,5 +131,6 @@ def _job(key: JobKey, ports: _Ports) -> Job:
         exports=tuple(port.port for port in sorted(ports.exports)),
         imports=tuple(port.port for port in sorted(ports.imports)),
         offers=tuple(ports.offers),
+        described=tuple(ports.described),
         external=ports.external,
     )

@@ -207,6 +207,21 @@ class Archive:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogEntry:
+    """What people read about an Export; matching and agents ignore it.
+
+    Attributes:
+        tags: sorted.
+        column_comments: a text for each column that has one, by the column's name.
+    """
+
+    description: str | None = None
+    owner: str | None = None
+    tags: tuple[str, ...] = ()
+    column_comments: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedGeneration:
     """A later generation of a resource that is rejected; the resource itself keeps running.
 
@@ -243,6 +258,7 @@ class Export:
         allowed_namespaces: other namespaces that may import it, or ``*``.
         revoked: importers that must not read any more, not even planned epochs: ``namespace`` or
             ``namespace/job``.
+        catalog: description, owner, tags and comments of columns.
         rejected: a later generation that is rejected while this one runs; None if there is none.
     """
 
@@ -263,6 +279,7 @@ class Export:
     schema_policy: SchemaPolicy = "backward"
     allowed_namespaces: tuple[str, ...] = ()
     revoked: tuple[str, ...] = ()
+    catalog: CatalogEntry = CatalogEntry()
     rejected: RejectedGeneration | None = None
 
 

@@ -51,6 +51,14 @@ def normalise(properties: Mapping[str, object]) -> dict[str, Value]:
     return result
 
 
+def value_texts(value: Value | None) -> list[str]:
+    """Return the elements of a value as texts, as they are written in expressions."""
+    if value is None:
+        return []
+    elements = value if isinstance(value, tuple | list) else (value,)
+    return [str(one).lower() if isinstance(one, bool) else str(one) for one in elements]
+
+
 def oversized(properties: Mapping[str, Value]) -> PropertyError | None:
     """Return an error if normalised properties are too large for a resource, or None."""
     for name, value in properties.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -102,6 +102,22 @@ def to_json_schema(schema: Schema, name: str) -> str:
     """
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name}
     return _json({**dialect, **_json_object(_read(schema))})
+
+
+def json_schema(schema: Schema, comments: Mapping[str, str]) -> dict[str, Any]:
+    """Return a JSON Schema of a row with the comments of its columns as descriptions.
+
+    A column with a type that JSON does not have may have any value; its description has the type.
+    """
+    columns = {}
+    for name, kind in _read(schema):
+        comment = comments.get(name, "")
+        try:
+            written = _json_type(kind)
+        except SchemaError:
+            written, comment = {}, f"{comment} (type {kind.text})".strip()
+        columns[name] = {**written, **({"description": comment} if comment else {})}
+    return {"type": "object", "properties": columns}
 
 
 Fields: TypeAlias = Iterable[tuple[str, _Type]]

@@ -34,6 +34,7 @@ COMMANDS = {
     "commands.top": ("top",),
     "commands.graph": ("graph",),
     "commands.peek": ("peek", "schema"),
+    "catalog": ("catalog",),
     "completion": ("completion",),
 }
 """The commands of each module: only the module of the command that runs is imported."""

@@ -42,6 +42,9 @@ class ExportSettings(TypedDict, total=False):
       readers have read them.
     - ``schema_policy``: which changes of the columns a later start may make: ``backward`` (the
       default: add columns, widen types), ``forward``, ``full`` or ``none``.
+    - ``description``, ``owner``, ``tags``: what people read about the stream, and find it by.
+    - ``column_comments``: what columns mean, by name. Absent: with one of the three above, the
+      comments in the frame's schema.
     """
 
     stream_id: str | None
@@ -52,6 +55,10 @@ class ExportSettings(TypedDict, total=False):
     durability: str | None
     archive: Mapping[str, Limit] | None
     schema_policy: str | None
+    description: str | None
+    owner: str | None
+    tags: Sequence[str] | None
+    column_comments: Mapping[str, str] | None
 
 
 def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, Any]:
@@ -79,6 +86,10 @@ def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, A
         "durability": ("durability", lambda value: value),
         "archive": ("archive", partial(_limits, "archive")),
         "schema_policy": ("schemaPolicy", lambda value: value),
+        "description": ("description", lambda value: value),
+        "owner": ("owner", lambda value: value),
+        "tags": ("tags", lambda value: value if isinstance(value, str) else list(value)),
+        "column_comments": ("columnComments", dict),
     }
     spec = {}
     for name, value in given.items():

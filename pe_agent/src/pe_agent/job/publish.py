@@ -16,6 +16,7 @@ from pe_agent.spark.observed_rows import export_metric, observe_rows
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.spark.session import active_session
 from streambroker_core.model.schema import parse_ddl, to_items
+from streambroker_core.wire.manifests.ports import MAX_COMMENT
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pe_agent.job.context import Job, JobContext
+
+
+_DESCRIBING = {"description", "owner", "tags"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +99,8 @@ def publish(
         query_name: name of the query.
         redeclare: overwrite the Export that exists.
         settings: ``stream_id``, ``properties``, ``allow_filter``, ``congestion_policy``,
-            ``buffer``, ``durability``, ``archive`` and ``schema_policy``, as `ExportSettings`
-            describes them.
+            ``buffer``, ``durability``, ``archive``, ``schema_policy``, ``description``, ``owner``,
+            ``tags`` and ``column_comments``, as `ExportSettings` describes them.
 
     Raises:
         ArgumentError, PropertyError: nothing was declared or started.
@@ -234,7 +238,8 @@ def start_query(
     """Declare the exports of a sink, and start the query that publishes to them."""
     for one in sink.exports:
         schema = to_items(parse_ddl(format_ddl(one.columns)))
-        job.declare("export", one.port, dict(one.spec), redeclare=redeclare, schema=schema)
+        spec = _with_comments(one.spec, one.columns)
+        job.declare("export", one.port, spec, redeclare=redeclare, schema=schema)
         job.add_export(one.port, None)
     sources, ports = job.queries.sources(frame), tuple(one.port for one in sink.exports)
     job.queries.announce(ports, sources)
@@ -251,3 +256,19 @@ def start_query(
         job.add_export(port, query)
     job.queries.add(ports, query, sources)
     return query
+
+
+def _with_comments(spec: Mapping[str, Any], columns: StructType) -> dict[str, Any]:
+    """Return the settings of an Export with the comments in its schema, if it has a description.
+
+    Comments are cut to their limit. An Export without description, owner and tags gets none, since
+    a broker of an earlier release would refuse them.
+    """
+    comments = {
+        one.name: str(one.metadata["comment"])[:MAX_COMMENT]
+        for one in columns.fields
+        if one.metadata.get("comment")
+    }
+    if not comments or "columnComments" in spec or not spec.keys() & _DESCRIBING:
+        return dict(spec)
+    return {**spec, "columnComments": comments}

@@ -23,6 +23,7 @@ from streambroker_core.model import (
     Application,
     Archive,
     Buffer,
+    CatalogEntry,
     Export,
     Import,
     Kind,
@@ -77,6 +78,12 @@ MAX_STREAMS = 64
 MAX_COLUMNS = 1024
 MAX_NAMESPACES = 64
 MAX_REVOKED = 64
+MAX_DESCRIPTION = 4096
+MAX_OWNER = 253
+MAX_TAGS = 32
+MAX_TAG = 63
+MAX_COMMENT = 1024
+"""These limits of texts are in characters."""
 
 _IDENTITY = ("job", "pe", "port", "application", "schema")
 _EXPORT = (
@@ -91,6 +98,10 @@ _EXPORT = (
     "schemaPolicy",
     "allowedNamespaces",
     "revoked",
+    "description",
+    "owner",
+    "tags",
+    "columnComments",
 )
 _IMPORT = (
     *_IDENTITY,
@@ -310,6 +321,7 @@ def _read_export(fields: Fields, key: PortKey) -> Export:
         revoked=_read_names(
             fields, "revoked", _is_revocable, MAX_REVOKED, "neither namespace nor namespace/job"
         ),
+        catalog=_read_catalog(fields),
     )
 
 
@@ -423,6 +435,38 @@ def _read_archive(fields: Fields) -> Archive:
     return Archive(max_bytes=size, max_age_s=age)
 
 
+_NO_ENTRY = CatalogEntry()
+
+
+def _read_catalog(fields: Fields) -> CatalogEntry:
+    comments = fields.child("columnComments")
+    names = [name for name in comments.raw() if comments.has(name)]
+    if len(names) > MAX_COLUMNS:
+        raise fields.error_at(
+            "columnComments", f"has {len(names)} entries, the limit is {MAX_COLUMNS}"
+        )
+    entry = CatalogEntry(
+        description=_read_note(fields, "description", MAX_DESCRIPTION),
+        owner=_read_note(fields, "owner", MAX_OWNER),
+        tags=_read_names(
+            fields,
+            "tags",
+            lambda tag: 0 < len(tag) <= MAX_TAG,
+            MAX_TAGS,
+            f"not a text of 1 to {MAX_TAG} characters",
+        ),
+        column_comments={name: _read_note(comments, name, MAX_COMMENT) or "" for name in names},
+    )
+    return _NO_ENTRY if entry == _NO_ENTRY else entry
+
+
+def _read_note(fields: Fields, key: str, most: int) -> str | None:
+    text = fields.optional_text(key, longest=4 * most)
+    if text is not None and len(text) > most:
+        raise fields.error_at(key, f"has {len(text)} characters, the limit is {most}")
+    return text
+
+
 def _read_size(fields: Fields, key: str) -> int | None:
     if not fields.has(key):
         return None
@@ -526,6 +570,10 @@ def _write_export(export: Export) -> JsonObject:
             properties=None if export.properties is None else dict(export.properties),
             allowedNamespaces=list(export.allowed_namespaces) or None,
             revoked=list(export.revoked) or None,
+            description=export.catalog.description,
+            owner=export.catalog.owner,
+            tags=list(export.catalog.tags) or None,
+            columnComments=dict(export.catalog.column_comments) or None,
         ),
     }
 

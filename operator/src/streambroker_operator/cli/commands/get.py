@@ -13,6 +13,7 @@ from streambroker_client.broker import Broker
 from streambroker_client.errors import BrokerUnavailableError, broker_error
 from streambroker_client.events import RESET, Event
 from streambroker_core.errors import SubscriptionError
+from streambroker_core.model import Export
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import (
     add_everywhere,
@@ -51,6 +52,9 @@ def add(commands: Any) -> None:
     get.add_argument(
         "--match", metavar="EXPR", help="only exports whose properties satisfy this subscription"
     )
+    get.add_argument(
+        "--search", metavar="TEXT", help="only exports with these words in anything people read"
+    )
     get.add_argument("--no-headers", action="store_true", help="rows only")
     get.set_defaults(run=_get)
     watch = add_remote_command(commands, "watch", "show what happens, as it happens")
@@ -62,7 +66,7 @@ def add(commands: Any) -> None:
 
 def _get(options: argparse.Namespace) -> int:
     targets, broker = read_targets(options.words), client_for(options)
-    matches = _match_filter(options.match, targets)
+    matches = _match_filter(options.match, options.search, targets)
     if options.watch:
         return _get_and_watch(options, targets, broker, matches)
     matched = [
@@ -99,8 +103,15 @@ def _report_empty(kinds: Sequence[str], namespace: str) -> None:
         sys.stderr.write(f"streambroker: no {', '.join(kinds)} in {where}\n")
 
 
-def _match_filter(text: str | None, targets: Sequence[Target]) -> Callable[[Item], bool]:
-    """Return the predicate of ``--match``, which applies to Exports only."""
+def _match_filter(
+    text: str | None, words: str | None, targets: Sequence[Target]
+) -> Callable[[Item], bool]:
+    """Return the predicate of ``--match`` and ``--search``, which apply to Exports only."""
+    if words is not None:
+        if any(target.kinds != ("exports",) for target in targets):
+            raise UsageError("--search finds exports: `get exports --search TEXT`.")
+        expected, found = _match_filter(text, None, targets), _search_filter(words)
+        return lambda item: expected(item) and found(item)
     if text is None:
         return lambda _: True
     if any(target.kinds != ("exports",) for target in targets):
@@ -113,6 +124,17 @@ def _match_filter(text: str | None, targets: Sequence[Target]) -> Callable[[Item
         facts: Item = {"text": text, "position": error.position}
         raise broker_error(422, error.code, str(error), **facts) from error
     return lambda item: expression.evaluate(item["spec"].get("properties") or {}) is True
+
+
+def _search_filter(words: str) -> Callable[[Item], bool]:
+    from streambroker_core.catalog.search import matches_words, searched_text
+    from streambroker_core.wire.manifests.ports import read_manifest
+
+    def test(item: Item) -> bool:
+        export = read_manifest(table.with_kind("exports", item), loose=True)
+        return isinstance(export, Export) and matches_words(searched_text(export), words)
+
+    return test
 
 
 def _find_all(

@@ -134,6 +134,7 @@ def _part_policies(
 
 POLICIES: Mapping[tuple[str, str], PathPolicy] = {
     ("GET", paths.OPENAPI): PathPolicy(allows_authenticated=True),
+    ("GET", paths.ASYNCAPI): _policy("list exports", allows_job=False),
     ("GET", f"{paths.API}/exports"): _policy("list exports", allows_job=False),
     ("GET", f"{paths.API}/imports"): _policy("list imports", allows_job=False),
     ("GET", f"{paths.API}/pes"): _LIST_POLICY,

@@ -24,6 +24,7 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.http.paths import (
     API,
     APPLY,
+    ASYNCAPI,
     CHECK,
     EXPLAIN,
     JOBS,
@@ -273,7 +274,7 @@ def _namespaces(request: web.Request, caller: Principal) -> list[str]:
 
 def _requested_namespaces(request: web.Request) -> RequestedNamespaces:
     path = route_path(request)
-    if not path.startswith((API, JOBS)):
+    if not path.startswith((API, JOBS, ASYNCAPI)):
         return RequestedNamespaces(())
     if path == UI:
         own = requested_namespace(request)

@@ -9,6 +9,7 @@ from streambroker_core.wire.broker import paths
 
 API = paths.API
 OPENAPI = "/api/openapi.json"
+ASYNCAPI = "/api/asyncapi.json"
 
 PE = f"{API}/job/{{job}}/pe/{{pe}}"
 """A PE, and the prefix of its resources."""

@@ -43,6 +43,9 @@ def encode_long(body: JsonObject) -> bytes:
 
 
 def _encode_member(value: Any) -> bytes:
+    if isinstance(value, dict):
+        members = [canonical(name) + b":" + canonical(value[name]) for name in sorted(value)]
+        return b"{" + b",".join(members) + b"}"
     if not isinstance(value, list):
         return canonical(value)
     return b"[" + b",".join([canonical(item) for item in value]) + b"]"

@@ -1,0 +1,1 @@
+"""Catalog of Exports: search by words, an AsyncAPI document, and entities for Backstage."""
