@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LANES = 4
-SPARK = ["tests/component/spark", "tests/e2e"]
+SPARK = ["tests/component/spark"]
+E2E = ["tests/e2e"]
 OPERATORS = ("aligned", "pattern")
 SIDES = ("side",)
 CHART = ("chart",)
@@ -70,6 +71,7 @@ def groups(arguments: list[str]) -> list[Group]:
     return [
         Group(name="Spark, operators", commands=[[*make, "spark-classes"], pytest(operators)]),
         Group(name="Spark", commands=[pytest([*SPARK, *others(OPERATORS + SIDES)])]),
+        Group(name="whole jobs", commands=[pytest(E2E)]),
         Group(name="unit tests", commands=[pytest(UNIT)]),
         Group(name="API server", commands=[pytest([*CLUSTER, *others(CHART)])]),
         Group(name="Spark, side inputs", commands=[pytest(sides)]),
