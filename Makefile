@@ -218,11 +218,12 @@ test-spark42: .venv-spark42/.ready ## the Spark tests on PySpark 4.2
 storage-server: ## build versitygw, the S3 server of the tests, once: 4 minutes, needs Go
 	tests/support/storage/build.sh
 
-# Kept in benchmarks/peer, where `make bench-setup` adds Flink. A test runs this Kafka; without it, it is skipped.
+# Kept in .asyncapi. Without it, a test is skipped.
 .PHONY: asyncapi-schema
 asyncapi-schema: ## fetch the official schema of AsyncAPI for the tests, once: needs npm
 	test -f .asyncapi/package/schemas/3.0.0.json || { mkdir -p .asyncapi && cd .asyncapi && npm pack --silent @asyncapi/specs@6.11.1 > archive && tar -xzf "$$(cat archive)" package/schemas/3.0.0.json; } || echo "asyncapi-schema: not fetched, so a test will be skipped"
 
+# Kept in benchmarks/peer, where `make bench-setup` adds Flink. A test runs this Kafka; without it, it is skipped.
 .PHONY: kafka-jars
 kafka-jars: $(READY) ## fetch Kafka and Spark's connector to it for the tests, once: 52 MB, needs Maven
 	$(BIN)/python benchmarks/peer_jars.py kafka connector || echo "kafka-jars: not fetched, so the test with Kafka will be skipped"
