@@ -36,7 +36,6 @@ from streambroker_core.control.tuples.window_bounds import merge_controls
 from streambroker_core.errors import StreambrokerError
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
     from pyspark.sql.types import StructType
 
 UNKNOWN_ROWS = (1 << 31) - 1
@@ -237,18 +236,6 @@ class ImportPacker:
         if self._row_packer is not None:
             yield from self._row_packer.flush()
         yield pack_watermark(self._latest, self._rows)
-
-
-def count_rows() -> Column:
-    """Return the number of rows that the tasks of a packed frame have read, as an aggregate.
-
-    Their watermark rows have it. The other packed rows have control tuples, too, and each row of a
-    broadcast input once for each bucket.
-    """
-    from pyspark.sql import functions
-
-    packed = functions.when(functions.col("n") == 0, functions.col("seq"))
-    return functions.coalesce(functions.sum(packed), functions.lit(0))
 
 
 def link_control_slices(slices: Sequence[Ticket]) -> list[Ticket]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from pe_agent.spark.session import sql_functions
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
@@ -24,9 +26,20 @@ def observe_rows(frame: DataFrame, name: str, rows: Column | None = None) -> Dat
         name: no other frame of a query may have it.
         rows: an aggregate of the frame's rows; None for their number.
     """
-    from pyspark.sql import functions
+    count = sql_functions(frame).count("*") if rows is None else rows
+    return frame.observe(name, count.alias("rows"))
 
-    return frame.observe(name, (functions.count("*") if rows is None else rows).alias("rows"))
+
+def count_packed_rows(frame: DataFrame) -> Column:
+    """Return the number of rows that the tasks of a packed frame have read, as an aggregate.
+
+    Their watermark rows have it. The other packed rows have control tuples, too, and each row of a
+    broadcast input once for each bucket.
+    """
+    functions = sql_functions(frame)
+    packed = functions.when(functions.col("n") == 0, functions.col("seq"))
+    count: Column = functions.coalesce(functions.sum(packed), functions.lit(0))
+    return count
 
 
 def import_metric(port: str, stopped: threading.Event) -> str:

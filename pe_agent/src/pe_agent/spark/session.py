@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from streambroker_core.errors import StreambrokerError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import DataSource
 
 
@@ -23,6 +23,21 @@ class ClassicSessionRequiredError(StreambrokerError):
 def is_connect(spark: SparkSession) -> bool:
     """Return whether a session is a client of a Spark Connect server."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def sql_functions(frame: DataFrame) -> Any:
+    """Return the functions that make columns for a frame.
+
+    ``pyspark.sql.functions`` goes by an environment variable, which only some sessions of Spark
+    Connect set.
+    """
+    if is_connect(frame.sparkSession):
+        from pyspark.sql.connect import functions as remote
+
+        return remote
+    from pyspark.sql import functions
+
+    return functions
 
 
 def require_classic(spark: SparkSession, what: str, remedy: str) -> None:

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pe_agent.datasource.options import SOURCE_FIELD, fetch_schema
-from pe_agent.datasource.packer import count_rows
 from pe_agent.datasource.schemas import Columns, as_ddl
 from pe_agent.job.arguments import (
     ArgumentError,
@@ -18,7 +17,7 @@ from pe_agent.job.arguments import (
     check_keywords,
 )
 from pe_agent.job.port_settings import import_spec
-from pe_agent.spark.observed_rows import import_metric, observe_rows
+from pe_agent.spark.observed_rows import count_packed_rows, import_metric, observe_rows
 from pe_agent.spark.session import active_session
 from streambroker_core.control.tuples.payloads import type_name
 from streambroker_core.deprecation import warn_deprecated
@@ -195,7 +194,7 @@ def _load_frame(
         reader = reader.schema(schema)
     with active_session(job.spark):
         frame = reader.option("frame", secrets.token_hex(8)).load()
-    rows = count_rows() if "control" in options else None
+    rows = count_packed_rows(frame) if "control" in options else None
     return observe_rows(frame, import_metric(options["import"], job.stopped), rows)
 
 

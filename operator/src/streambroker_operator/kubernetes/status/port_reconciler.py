@@ -170,12 +170,15 @@ class PortReconciler:
         published = self._published.get(name)
         shown, healthy = published.stored, published.healthy
         return PortFacts(
-            None
+            healthy=None
             if healthy is None
             else HealthState(reason=healthy.reason, message=healthy.message),
-            published.ended,
-            published.damaged,
-            None if shown is None else StoredState(reason=shown.reason, message=shown.message),
+            ended=published.ended,
+            damaged=published.damaged,
+            stored=None
+            if shown is None
+            else StoredState(reason=shown.reason, message=shown.message),
+            schema=published.schema,
         )
 
     def on_leader_change(self, leads: bool) -> None:
