@@ -107,16 +107,19 @@ class QueryMonitor:
         Called by a thread of the agent's process, and possibly at once by ``release``.
         """
         with self._beat_lock:
+            active = self._list_active()
             for running in list(self._running):
-                if running.is_active():
+                # A query of another session is not in the list. Each call costs on Spark Connect.
+                if (active and running.run_id in active) or running.is_active():
                     self._renew(running)
                 else:
                     self._running.remove(running)
                     self._report_end(running)
             try:
-                self._discover_queries()
-            except Exception as error:  # the session has ended, or is of another process
-                log.debug("cannot list the queries of the session: %s", error)
+                if active is not None:
+                    self._discover_queries(active)
+            except Exception as error:  # the session has ended
+                log.debug("cannot look for queries of the session: %s", error)
 
     def release(self) -> None:
         """Beat a last time, to release the leases of ended queries.
@@ -182,10 +185,17 @@ class QueryMonitor:
         readers: Mapping[str, Any] = send(self._agent(), GetStatus())["imports"]["readers"]
         return readers
 
-    def _discover_queries(self) -> None:
+    def _list_active(self) -> Mapping[str, StreamingQuery] | None:
+        """Return the queries of the session by run; None if it has ended."""
+        try:
+            return {str(query.runId): query for query in self._spark.streams.active}
+        except Exception as error:
+            log.debug("cannot list the queries of the session: %s", error)
+            return None
+
+    def _discover_queries(self, active: Mapping[str, StreamingQuery]) -> None:
         """Add the queries of the session that read imports of this PE into other sinks."""
         known = {r.run_id for r in self._running}
-        active = {str(q.runId): q for q in self._spark.streams.active}
         if self.reports_running:
             running = SidesRunning(queries=sorted(str(q.id) for q in active.values()))
             send(self._agent(), running)
