@@ -94,6 +94,16 @@ def test_a_query_that_fails_again_and_again_is_one_problem(made: Bench) -> None:
     assert made.changes == 1
 
 
+@pytest.mark.parametrize("code", ["Failed", "QueryFailed"])
+def test_a_driver_that_does_not_know_the_cause_leaves_what_the_agent_has_noted(
+    made: Bench, code: str
+) -> None:
+    made.fail("DataLoss")
+    made.fail(code, "The log of the job has the error.")
+
+    assert made.reasons() == {TRADES: "DataLoss"}
+
+
 def test_another_query_that_went_on_all_the_time_does_not_end_a_failure(made: Bench) -> None:
     made.runs = {"another"}
     made.fail()

@@ -55,3 +55,10 @@ def test_a_reason_that_no_condition_may_have_is_refused(reason: object) -> None:
     report = Fields({"health": {"imports": {"trades": {"reason": reason, "message": "m"}}}})
     with pytest.raises(ManifestError, match=r"health\.imports\.trades\.reason"):
         read_health(report)
+
+
+@pytest.mark.parametrize("code", ["", "two words", "a/b", "x" * 65])
+def test_a_code_of_another_agent_that_is_no_reason_does_not_spoil_the_report(code: str) -> None:
+    health = Health(problems={("Import", "trades"): HealthState(reason=code, message="m")})
+    read = read_health(Fields({"health": write_health(health)}))
+    assert read.find("Import", "trades") == HealthState(reason="Refused", message="m")

@@ -86,12 +86,17 @@ def write_health(health: Health) -> JsonObject:
     """Return the health of ports as JSON-like data."""
     return {
         key: {
-            port: {"reason": state.reason, "message": state.message}
+            port: {"reason": _valid_reason(state.reason), "message": state.message}
             for (kind, port), state in sorted(health.problems.items())
             if kind == wanted
         }
         for wanted, key in _KEYS.items()
     }
+
+
+def _valid_reason(reason: str) -> str:
+    """Return a reason that a broker takes: codes of other agents may be any text."""
+    return reason if _REASON.fullmatch(reason) else "Refused"
 
 
 def read_health(report: Fields) -> Health:

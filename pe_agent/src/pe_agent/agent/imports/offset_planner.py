@@ -349,6 +349,7 @@ def _routes_with_address(reader: ImportReader, import_: ImportPort | None) -> li
     reader.silent |= {str(r.export) for r in import_.routes if r.location is None}
     routed = {str(r.export) for r in import_.routes}
     reader.refused = {e: why for e, why in reader.refused.items() if e in routed}
+    reader.refusals = {e: known for e, known in reader.refusals.items() if e in routed}
     return [r for r in import_.routes if r.location is not None]
 
 

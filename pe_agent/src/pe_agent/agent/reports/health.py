@@ -38,6 +38,8 @@ MAX_NAMED = 5
 """Failed rules that a message names."""
 FINAL_CODES = ("DataLoss", "ReadersExceeded")
 """Errors of reads after which a query ends."""
+_UNKNOWN_CODES = ("Failed", "QueryFailed")
+"""Codes of a failure whose cause the driver does not know."""
 _STORED = "failures"
 _NAMES: Mapping[Kind, str] = {"Export": "publishes to it", "Import": "reads it"}
 
@@ -93,7 +95,9 @@ class PortProblems:
                     f" a query has run for {RECOVERED_SECONDS:.0f} s."
                 )
                 known = before.get(port)
-                state = known if known is not None and known.reason == code else None
+                # The driver knows the code of our own errors only; the agent may have noted theirs.
+                keeps = known is not None and code in (known.reason, *_UNKNOWN_CODES)
+                state = known if keeps else None
                 state = state or HealthState(reason=code, message=text)
                 if len(self._failures) < MAX_PORTS or port in self._failures:
                     self._failures[port] = _Failure(state, frozenset(self._find_runs(port)))
