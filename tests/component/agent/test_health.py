@@ -120,6 +120,8 @@ def test_failures_of_readers_and_publishers_are_shown_until_they_are_over(
     assert "ValueError. Correct the cause." in message
 
     connected.importer.client.call("reader.leave", reader=reader, session=first.session)
+    later = Publishing(connected.exporter, run="run-2")
+    until(lambda: "admitted" in later.admit(1), SECONDS, "the lease of a later run")
     start = None
 
     def go_on() -> None:
