@@ -103,7 +103,7 @@ def test_every_replica_says_that_an_export_has_ended_whichever_its_agent_reporte
         assert condition(api, namespace, "exports", "feed", "Ready") == "True"
 
 
-def test_the_status_of_an_export_has_the_version_of_its_columns_whichever_replica_was_told(
+def test_the_status_of_an_export_has_the_version_of_its_columns_at_both_replicas(
     api: ApiServer, replicas: list[Operator], namespace: str, tmp_path: Path
 ) -> None:
     _, other = replicas
@@ -111,8 +111,8 @@ def test_the_status_of_an_export_has_the_version_of_its_columns_whichever_replic
 
     def report(export: Bench) -> None:
         state = {"exports": {"trades": export.export.status()}, "imports": {"readers": {}}}
-        told = other.call(feed.token, "PUT", feed.at("/report"), build_report(state))
-        assert told[0] == 200, told
+        answer = other.call(feed.token, "PUT", feed.at("/report"), build_report(state))
+        assert answer[0] == 200, answer
 
     def shown() -> Any:
         return status_of(api, namespace, "exports", "feed").get("schemaVersion")

@@ -9,7 +9,7 @@ from streambroker_core.model import Export, Import, PeKey, PortKey, kind_of
 from streambroker_core.wire.manifests.ports import read_spec
 from streambroker_core.wire.reports.health import HEALTHY, Health, HealthState
 from streambroker_core.wire.reports.storage_status import StorageStatus
-from streambroker_operator.agents.port_reports import LocalPortReports
+from streambroker_operator.agents.port_reports import LocalPortReports, ReportedPorts
 from streambroker_operator.rest.agents.reports import (
     FULL_PERCENT,
     STALE_S,
@@ -84,7 +84,7 @@ def test_the_health_of_an_import_is_published_when_it_changes() -> None:
     failed = HealthState(reason="DataLoss", message="It failed.")
 
     def report(health: Health) -> tuple[int, HealthState | None]:
-        changed = reports.apply_report(FEED, {}, {}, health, {})
+        changed = reports.apply_report(FEED, ReportedPorts(health=health))
         return len(changed), reports.facts(wanted).healthy
 
     assert report(Health(is_reported=False)) == (0, None)
@@ -103,7 +103,7 @@ def test_a_superseded_agent_is_shown_while_it_reports_in_turns_with_its_successo
 
     def report(superseded: bool) -> tuple[int, str]:
         uploads = {"trades": StorageStatus(superseded=superseded)}
-        changed = reports.apply_report(FEED, {}, uploads, Health(), {})
+        changed = reports.apply_report(FEED, ReportedPorts(storage=uploads, health=Health()))
         stored = reports.facts(trades).stored
         assert stored is not None
         return len(changed), stored.reason

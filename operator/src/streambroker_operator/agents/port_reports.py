@@ -42,33 +42,7 @@ class PortFacts(NamedTuple):
     schema: SchemaStatus = NO_VERSION
 
 
-class PortReports(Protocol):
-    """What agents have reported of ports, as it is published."""
-
-    def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[ChangedPort]:
-        """Apply an agent's report of ends; return the ports whose published state changed."""
-
-    def apply_report(
-        self,
-        pe: PeKey,
-        damaged: Mapping[str, str],
-        storage: StorageStatusMap,
-        health: Health,
-        schemas: SchemaStatusMap,
-    ) -> Sequence[ChangedPort]:
-        """Apply an agent's report by port: damage, uploads and versions of exports; health.
-
-        Return as `apply_ends` does.
-        """
-
-    def facts(self, resource: Resource) -> PortFacts:
-        """Return what is published of an accepted Export or Import."""
-
-    def forget(self, pe: PeKey) -> None:
-        """Drop the reports of a withdrawn PE."""
-
-
-class _Reported(NamedTuple):
+class ReportedPorts(NamedTuple):
     """Last report of an agent: damage, uploads and versions by port, and health."""
 
     damaged: Mapping[str, str] = MappingProxyType({})
@@ -77,13 +51,29 @@ class _Reported(NamedTuple):
     schemas: SchemaStatusMap = MappingProxyType({})
 
 
+class PortReports(Protocol):
+    """What agents have reported of ports, as it is published."""
+
+    def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[ChangedPort]:
+        """Apply an agent's report of ends; return the ports whose published state changed."""
+
+    def apply_report(self, pe: PeKey, report: ReportedPorts) -> Sequence[ChangedPort]:
+        """Apply an agent's report of its ports; return as `apply_ends` does."""
+
+    def facts(self, resource: Resource) -> PortFacts:
+        """Return what is published of an accepted Export or Import."""
+
+    def forget(self, pe: PeKey) -> None:
+        """Drop the reports of a withdrawn PE."""
+
+
 class LocalPortReports:
     """Last reports of agents, where all agents report to this process."""
 
     def __init__(self, board: BoardReader) -> None:
         self._board = board
         self._ended: dict[PeKey, frozenset[str]] = {}
-        self._reported: dict[PeKey, _Reported] = {}
+        self._reported: dict[PeKey, ReportedPorts] = {}
         self._superseded = set[PeKey]()
         """PEs whose last report was of an agent that another one has replaced."""
 
@@ -97,21 +87,14 @@ class LocalPortReports:
             self._ended[pe] = now
         return [("Export", PortKey(*pe, port)) for port in sorted(before ^ now)]
 
-    def apply_report(
-        self,
-        pe: PeKey,
-        damaged: Mapping[str, str],
-        storage: StorageStatusMap,
-        health: Health,
-        schemas: SchemaStatusMap,
-    ) -> Sequence[ChangedPort]:
+    def apply_report(self, pe: PeKey, report: ReportedPorts) -> Sequence[ChangedPort]:
         """Apply an agent's report; return the ports that changed.
 
         While a superseded agent and its successor report in turns, the superseded one is shown.
         """
         was_superseded = pe in self._superseded
         self._superseded.discard(pe)
-        if any(one.superseded for one in storage.values()):
+        if any(one.superseded for one in report.storage.values()):
             self._superseded.add(pe)
         elif was_superseded:
             return []
@@ -120,7 +103,7 @@ class LocalPortReports:
         keys += [("Import", PortKey(*pe, port)) for port in imports]
         held = [one for key in keys if (one := self._board.holder(*key)) is not None]
         before = [self.facts(resource) for resource in held]
-        self._reported[pe] = _Reported(damaged, storage, health, schemas)
+        self._reported[pe] = report
         return [
             (kind_of(resource), resource.key)
             for resource, facts in zip(held, before, strict=True)
@@ -130,7 +113,7 @@ class LocalPortReports:
     def facts(self, resource: Resource) -> PortFacts:
         """Return what the agent has reported of an Export or Import."""
         pe, port = resource.key.owner, resource.key.port
-        reported = self._reported.get(pe, _Reported())
+        reported = self._reported.get(pe, ReportedPorts())
         healthy = reported.health.find(kind_of(resource), port)
         if not isinstance(resource, Export):
             return PortFacts(healthy)

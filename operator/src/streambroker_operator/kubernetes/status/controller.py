@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from streambroker_core.board import Action, BoardEvent, BoardReader, RoutesChanged
 from streambroker_core.model import RULE, AnyKind, PeKey, Resource, kind_of
 from streambroker_core.wire.broker.ended_exports import EndedExports
-from streambroker_core.wire.reports.health import Health
 from streambroker_core.wire.reports.rule_status import RuleStatusMap
-from streambroker_core.wire.reports.schema_status import SchemaStatusMap
-from streambroker_core.wire.reports.storage_status import StorageStatusMap
-from streambroker_operator.agents.port_reports import ChangedPort, PortFacts
+from streambroker_operator.agents.port_reports import ChangedPort, PortFacts, ReportedPorts
 from streambroker_operator.cooperative import run_in_turns
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
 from streambroker_operator.kubernetes.client.documents import Document
@@ -219,19 +216,12 @@ class StatusController:
         self._on_own_report(pe, EndsReport(ends))
         return ()
 
-    def apply_report(
-        self,
-        pe: PeKey,
-        damaged: Mapping[str, str],
-        storage: StorageStatusMap,
-        health: Health,
-        schemas: SchemaStatusMap,
-    ) -> Sequence[ChangedPort]:
+    def apply_report(self, pe: PeKey, report: ReportedPorts) -> Sequence[ChangedPort]:
         """Apply a report of ports; effective only once the status is written."""
-        self._on_own_report(pe, DamageReport(damaged))
-        self._on_own_report(pe, StorageReport(storage))
-        self._on_own_report(pe, HealthReport(health))
-        self._on_own_report(pe, SchemaReport(schemas))
+        self._on_own_report(pe, DamageReport(report.damaged))
+        self._on_own_report(pe, StorageReport(report.storage))
+        self._on_own_report(pe, HealthReport(report.health))
+        self._on_own_report(pe, SchemaReport(report.schemas))
         return ()
 
     def facts(self, resource: Resource) -> PortFacts:

@@ -30,6 +30,7 @@ from streambroker_core.wire.reports.rule_status import RuleStatusMap, read_statu
 from streambroker_core.wire.reports.schema_status import SchemaStatus, read_schema_status
 from streambroker_core.wire.reports.side_status import SideStatus, read_sides, write_side
 from streambroker_core.wire.reports.storage_status import StorageStatus, read_storage
+from streambroker_operator.agents.port_reports import ReportedPorts
 from streambroker_operator.rest.guard.authentication import QUIET
 from streambroker_operator.rest.guard.rate_limits import caller_name
 from streambroker_operator.rest.http.paths import API, REPORT
@@ -379,7 +380,8 @@ async def put_report(request: web.Request) -> web.Response:
     request.app[RUNTIME].liveness.note_contact(pe)
     request.app[RUNTIME].rules.apply_report(pe, report.rules, more=report.more_rules)
     ports = request.app[RUNTIME].port_reports
-    changed = ports.apply_report(pe, report.damaged, report.storage, report.health, report.schemas)
+    reported = ReportedPorts(report.damaged, report.storage, report.health, report.schemas)
+    changed = ports.apply_report(pe, reported)
     request.app[RUNTIME].change_log.publish_reported(changed)
     response = json_answer({"again": request.app[REPORTS].store(pe, report)})
     response[QUIET] = True
