@@ -30,6 +30,7 @@ PE = PeKey.parse("default/feed/0")
 PORTS = ("trades", "quotes")
 ROWS = 4
 SEGMENT = 3000
+SNAPSHOTS = 6
 
 
 @pytest.fixture(autouse=True)
@@ -185,53 +186,64 @@ def test_secrets_are_in_no_snapshot(job: Job) -> None:
     assert job.agent.token.encode() not in text
 
 
+class Publishing(threading.Thread):
+    """Publishes batch n of both exports in turn, and lets readers follow."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.job, self.published = job, 0
+        self.failed: list[BaseException] = []
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while not self.ended.is_set():
+                for port in PORTS:
+                    self.job.publish(self.published, port=port)
+                self.published += 1
+                if self.published % 7 == 0:
+                    for port in PORTS:
+                        at = {self.job.stream(port): self.published - 2}
+                        self.job.plan(port, positions=at, last=("q", self.published - 3))
+        except BaseException as error:
+            self.failed.append(error)
+
+    def await_more(self, batches: int) -> None:
+        wanted = self.published + batches
+        until(lambda: self.failed or self.published >= wanted, 60.0, "more batches")
+
+
 def test_a_snapshot_is_of_one_moment_of_all_exports_while_they_publish(
     job: Job, start: Callable[[str], Job], tmp_path: Path
 ) -> None:
-    """Batch n of one export is published after batch n of the other, and readers follow."""
     for port in PORTS:
         job.export(port).set_limits(RetentionLimits(max_bytes=5 * SEGMENT))
-    stop, failed, published = threading.Event(), list[BaseException](), [0]
-
-    def work() -> None:
-        try:
-            while not stop.is_set():
-                for port in PORTS:
-                    job.publish(published[0], port=port)
-                published[0] += 1
-                if published[0] % 7 == 0:
-                    for port in PORTS:
-                        at = {job.stream(port): published[0] - 2}
-                        job.plan(port, positions=at, last=("q", published[0] - 3))
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    folders = []
+    publishing = Publishing(job)
+    publishing.start()
     try:
-        for number in range(6):
-            wanted = published[0] + 6
-            until(lambda wanted=wanted: failed or published[0] >= wanted, 60.0, "more batches")
-            folders.append(job.snapshot(f"s{number}"))
+        for number in range(SNAPSHOTS):
+            publishing.await_more(6)
+            job.snapshot(f"s{number}")
     finally:
-        stop.set()
-        thread.join()
-    assert not failed
-    for number, folder in enumerate(folders):
-        restore(folder, tmp_path / f"r{number}")
+        publishing.ended.set()
+        publishing.join()
+    assert not publishing.failed
+    for number in range(SNAPSHOTS):
+        restore(job.home / f"snapshots/s{number}", tmp_path / f"r{number}")
         again = start(f"r{number}")
-        counts = {port: sum(s.rows for s in again.export(port).state.ledger.streams.values())
-                  for port in PORTS}  # fmt: skip
-        assert counts["trades"] - counts["quotes"] in (0, ROWS)
-        for port in PORTS:
-            status = again.export(port).status()
-            assert (status["damaged"], status["gaps"]) == ([], 0)
-            found = again.numbers(port)
-            assert found == list(range(found[0], counts[port]))
-            (reader,) = status["readers"].values() or [None]
-            if reader is not None:
-                assert min(found) <= ROWS * min(reader["positions"].values())
+        counts = [check_rows(again, port) for port in PORTS]
+        assert counts[0] - counts[1] in (0, ROWS)
+
+
+def check_rows(job: Job, port: str) -> int:
+    """Compare the rows that an export keeps with those published; return how many there were."""
+    status = job.export(port).status()
+    assert (status["damaged"], status["gaps"]) == ([], 0)
+    count, found = int(status["publishedRows"]), job.numbers(port)
+    assert found == list(range(found[0], count))
+    for reader in status["readers"].values():
+        assert found[0] <= ROWS * min(reader["positions"].values())
+    return count
 
 
 def test_the_next_batch_of_a_restored_export_is_in_a_successor(
@@ -261,7 +273,7 @@ def test_a_reader_ahead_of_the_snapshot_stops_however_much_is_published_since(
     again = start("restored")
     again.publish(*range(3, 10))
     for _ in range(2):
-        with pytest.raises(DataLossError, match="epochs 3 to 5 of stream .* older copy"):
+        with pytest.raises(DataLossError, match=r"epochs 3 to 5 of stream .* older copy"):
             again.plan(positions={old: 6}, last=("q", 5))
     lossy = again.plan(positions={old: 6}, last=("q", 5), skip_lost=True)
     assert again.batches(lossy) == [6, 7, 8, 9]
@@ -334,7 +346,7 @@ def test_a_full_disk_fails_the_snapshot_by_name_and_the_next_call_takes_it(
             raise OSError(28, "No space left on device")
 
         patched.setattr(snapshots, "_copy_segment", full)
-        with pytest.raises(SnapshotFailedError, match="'one' of default/feed/0 failed.*No space"):
+        with pytest.raises(SnapshotFailedError, match=r"'one' of default/feed/0 failed.*No space"):
             job.snapshot()
     with pytest.raises(SnapshotInvalidError, match="no readable manifest"):
         check(job.home / "snapshots/one")
