@@ -250,8 +250,9 @@ SAVING: dict[str, Step] = {
 
 RESTORED: dict[str, Step] = {
     "restored, before streams are sealed": _before(f"{AGENT_STORE}.branch", 1, FEED_AGENT),
-    "streams sealed, before the restore is forgotten": _after(
-        f"{AGENT_STORE}.branch", 1, FEED_AGENT
+    "streams sealed, before the logs are open": _after(f"{AGENT_STORE}.branch", 1, FEED_AGENT),
+    "restored log noted, before the marker is deleted": _after(
+        "pe_agent.agent.exports.export:AgentExport.note_restored", 1, FEED_AGENT
     ),
 }
 """Steps of the first start on a restored directory."""

@@ -59,7 +59,7 @@ def agent_snapshot(folder: Path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     files = {
-        name: SnapshotFile(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        name: SnapshotFile(size=len(data), sha256=hashlib.sha256(data).hexdigest())
         for name, data in content.items()
     }
     made = SnapshotManifest(kind="agent", source="default/feed/0", created="now", files=files)
@@ -109,6 +109,7 @@ def test_a_broker_is_saved_while_it_writes_and_restored_as_it_was(tmp_path: Path
     assert (tmp_path / "r0.db").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_a_save_that_is_killed_at_any_step_leaves_nothing_or_a_whole_snapshot(
     tmp_path: Path,
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_save_that_is_killed_at_any_step_leaves_nothing_or_a_whole_snapshot(
     again.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["agent", "broker"])
 def test_a_restore_that_is_killed_at_any_step_is_whole_or_is_repeated(
     tmp_path: Path, kind: str

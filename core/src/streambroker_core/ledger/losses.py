@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.epochs import Stream, holes
@@ -27,6 +28,39 @@ class DataLossError(StreambrokerError):
             " the query stops here. Restore the exporter's data directory, or start the importer"
             " with a new checkpoint, or without them: fail_on_data_loss=False."
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredLog:
+    """What an export had when an older copy of its log was restored.
+
+    Attributes:
+        streams: ids of its streams.
+        batches: last batch of each query.
+    """
+
+    streams: frozenset[str]
+    batches: Mapping[str, int]
+
+    def check_reader(self, streams: Mapping[str, Stream], request: PlanRequest) -> None:
+        """Raise `DataLossError` for a reader that has read batches that are in no log.
+
+        Batches with the same ids may have other rows now.
+        """
+        if request.last is None or any(
+            s in request.positions for s in streams.keys() - self.streams
+        ):
+            return
+        query, batch = request.last
+        if batch > self.batches.get(query, -1):
+            stream, first = next(reversed(request.positions.items()), ("", 0))
+            raise DataLossError(
+                stream,
+                first,
+                None,
+                f"the reader has read batch {batch} of query {query}, and an older copy of the"
+                " exporter's data directory was restored, which does not have it",
+            )
 
 
 def count_lost_between(

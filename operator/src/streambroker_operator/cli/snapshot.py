@@ -15,6 +15,7 @@ from streambroker_core.wire.broker.snapshot import SnapshotManifest
 from streambroker_operator.cli.io.errors import OK, UsageError, did_you_mean
 from streambroker_operator.cli.io.options import add_remote_command, client_for
 from streambroker_operator.cli.io.terminal import print_text
+from streambroker_operator.storage import snapshot as files
 
 POLL_S = 0.5
 
@@ -71,26 +72,24 @@ def _create(options: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def _save(_: argparse.Namespace, words: Sequence[str]) -> None:
-    from streambroker_operator.storage.snapshot import save_broker
-
-    print_text(_describe("saved", save_broker(Path(words[0]), Path(words[1])), words[1]))
+    _show("saved", files.save_broker(*_paths(words)), words[1])
 
 
 def _check(_: argparse.Namespace, words: Sequence[str]) -> None:
-    from streambroker_operator.storage.snapshot import check
-
-    print_text(_describe("checked", check(Path(words[0])), words[0]))
+    _show("checked", files.check(*_paths(words)), words[0])
 
 
 def _restore(_: argparse.Namespace, words: Sequence[str]) -> None:
-    from streambroker_operator.storage.snapshot import restore
-
-    print_text(_describe("restored", restore(Path(words[0]), Path(words[1])), words[1]))
+    _show("restored", files.restore(*_paths(words)), words[1])
 
 
-def _describe(verb: str, manifest: SnapshotManifest, place: str) -> str:
-    return (
-        f"{manifest.kind} {manifest.source} {verb}: {manifest.bytes} bytes in"
+def _paths(words: Sequence[str]) -> list[Path]:
+    return [Path(word).absolute() for word in words]
+
+
+def _show(verb: str, manifest: SnapshotManifest, place: str) -> None:
+    print_text(
+        f"{manifest.kind} {manifest.source} {verb}: {manifest.size} bytes in"
         f" {len(manifest.files)} files, as of {manifest.created}, in {place}\n"
     )
 

@@ -21,7 +21,6 @@ from streambroker_operator.errors import StoreError
 from streambroker_operator.storage.sqlite_file import FORMAT_VERSION
 
 _CHUNK_BYTES = 1 << 20
-_NEW = ".new"
 
 
 class TargetInUseError(StreambrokerError):
@@ -39,33 +38,32 @@ def save_broker(database: Path, folder: Path) -> SnapshotManifest:
     """
     if folder.exists():
         raise _in_use(folder, "a snapshot needs a new directory. Give another one, or delete it.")
-    fresh = folder.with_name(folder.name + _NEW)
-    _remove(fresh)
-    fresh.mkdir(mode=0o700, parents=True)
-    copy = fresh / wire.DATABASE
+    fresh = _make_fresh(folder)
     created = datetime.now(UTC).isoformat(timespec="milliseconds")
     try:
-        _copy_database(database, copy)
+        _copy_database(database, fresh / wire.DATABASE)
     except sqlite3.Error as error:
-        _remove(fresh)
+        shutil.rmtree(fresh)
         raise StoreError(
             f"{database} cannot be saved: {error}. Give the file of a broker, as in `streambroker"
             " up --db FILE`."
         ) from error
-    copy.chmod(0o600)
-    found = SnapshotManifest(
+    file = _transfer(fresh / wire.DATABASE, None)
+    manifest = SnapshotManifest(
         kind="broker",
         source=str(database.resolve()),
         created=created,
-        files={wire.DATABASE: _sync(copy)},
+        files={wire.DATABASE: file},
     )
-    (fresh / wire.FILE).write_text(wire.encode(found))
-    _sync(fresh / wire.FILE)
+    (fresh / wire.FILE).write_text(wire.encode(manifest))
+    for path in (fresh / wire.DATABASE, fresh / wire.FILE, fresh):
+        _sync(path)
     _rename(fresh, folder)
-    return found
+    return manifest
 
 
 def _copy_database(database: Path, copy: Path) -> None:
+    copy.touch(mode=0o600)
     with (
         closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=rw", uri=True)) as source,
         closing(sqlite3.connect(copy)) as target,
@@ -89,7 +87,7 @@ def check(folder: Path) -> SnapshotManifest:
     """
     manifest = _read_manifest(folder)
     for name in manifest.files:
-        _transfer(folder, name, manifest, None)
+        _compare(folder, name, manifest, None)
     return manifest
 
 
@@ -104,25 +102,28 @@ def restore(folder: Path, target: Path) -> SnapshotManifest:
         OSError: the disk is full or fails.
     """
     manifest = _read_manifest(folder)
-    fresh = target.with_name(target.name + _NEW)
-    if manifest.kind == "agent":
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise _in_use(target, "an agent is restored to an empty directory. Move it away first.")
-    elif found := [one for one in _database_files(target) if one.exists()]:
-        raise _in_use(found[0], "stop the broker, and move its files away first.")
-    _remove(fresh)
-    fresh.mkdir(mode=0o700, parents=True)
+    _check_free(manifest, target)
+    fresh = _make_fresh(target)
     for name in manifest.files:
-        _transfer(folder, name, manifest, fresh)
+        _compare(folder, name, manifest, fresh)
     if manifest.kind == "broker":
         _rename(fresh / wire.DATABASE, target)
         fresh.rmdir()
         return manifest
     (fresh / wire.RESTORED).touch()
     for directory in [fresh, *(path for path in fresh.rglob("*") if path.is_dir())]:
-        _sync_directory(directory)
+        _sync(directory)
     _rename(fresh, target)
     return manifest
+
+
+def _check_free(manifest: SnapshotManifest, target: Path) -> None:
+    if manifest.kind == "broker":
+        for suffix in ("", "-wal", "-shm"):
+            if (file := target.with_name(target.name + suffix)).exists():
+                raise _in_use(file, "stop the broker, and move its files away first.")
+    elif target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise _in_use(target, "an agent is restored to an empty directory. Move it away first.")
 
 
 def _read_manifest(folder: Path) -> SnapshotManifest:
@@ -136,52 +137,53 @@ def _read_manifest(folder: Path) -> SnapshotManifest:
     return wire.decode(text, str(folder))
 
 
-def _transfer(folder: Path, name: str, manifest: SnapshotManifest, fresh: Path | None) -> None:
+def _compare(folder: Path, name: str, manifest: SnapshotManifest, fresh: Path | None) -> None:
     """Compare a file of a snapshot with its manifest; with ``fresh`` copy it into there."""
-    wanted, digest, size = manifest.files[name], hashlib.sha256(), 0
     copy = None if fresh is None else fresh / name
-    if copy is not None:
-        copy.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with (folder / name).open("rb") as source, (copy or Path(os.devnull)).open("wb") as sink:
+        found = _transfer(folder / name, copy)
+    except FileNotFoundError:
+        found = None
+    if found != manifest.files[name]:
+        raise SnapshotInvalidError(
+            f"the snapshot {folder} is damaged: {name} is not as it was saved"
+            f" ({'missing' if found is None else f'{found.size} bytes'}). Nothing is restored; use"
+            " another snapshot, or another copy of this one."
+        )
+
+
+def _transfer(path: Path, copy: Path | None) -> SnapshotFile:
+    """Return size and checksum of a file; copy it durably, if there is a place for it."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as source:
+        if copy is not None:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.touch(mode=0o600)
+        with (copy or Path(os.devnull)).open("wb") as sink:
             while data := source.read(_CHUNK_BYTES):
                 digest.update(data)
                 size += sink.write(data)
-            if copy is not None:
-                sink.flush()
-                os.fsync(sink.fileno())
-                copy.chmod(0o600)
-    except FileNotFoundError as error:
-        raise _damaged(folder, name, "is missing") from error
-    if size != wanted.bytes or digest.hexdigest() != wanted.sha256:
-        raise _damaged(folder, name, f"has {size} bytes, and differs from the {wanted.bytes} saved")
+    if copy is not None:
+        _sync(copy)
+    return SnapshotFile(size=size, sha256=digest.hexdigest())
 
 
-def _damaged(folder: Path, name: str, what: str) -> SnapshotInvalidError:
-    return SnapshotInvalidError(
-        f"the snapshot {folder} is damaged: {name} {what}. Nothing is restored; use another"
-        " snapshot, or another copy of this one."
-    )
+def _make_fresh(path: Path) -> Path:
+    """Make the directory that becomes ``path`` once it is whole; one that was left is deleted."""
+    fresh = path.with_name(f"{path.name}.new")
+    if fresh.exists():
+        shutil.rmtree(fresh)
+    fresh.mkdir(mode=0o700, parents=True)
+    return fresh
 
 
 def _in_use(path: Path, remedy: str) -> TargetInUseError:
     return TargetInUseError(f"{path} exists, and nothing was changed: {remedy}")
 
 
-def _database_files(target: Path) -> list[Path]:
-    return [target.with_name(target.name + suffix) for suffix in ("", "-wal", "-shm")]
-
-
-def _sync(path: Path) -> SnapshotFile:
-    """Sync a file, and return its size and checksum."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return SnapshotFile(bytes=os.fstat(file.fileno()).st_size, sha256=digest)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Make a file, or the names in a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -189,12 +191,5 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _rename(fresh: Path, path: Path) -> None:
-    """Let ``path`` appear whole, durably."""
-    _sync_directory(fresh if fresh.is_dir() else fresh.parent)
     fresh.rename(path)
-    _sync_directory(path.parent)
-
-
-def _remove(path: Path) -> None:
-    if path.exists():
-        shutil.rmtree(path)
+    _sync(path.parent)

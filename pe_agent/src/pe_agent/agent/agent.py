@@ -78,7 +78,10 @@ class Agent:
         self.notifier = Notifier()
         self.store = Store(home / "state.sqlite")
         self._check_owner()
-        self._accept_restored()
+        restored = home / RESTORED
+        is_restored = restored.exists()
+        if is_restored:
+            self.store.branch()
         self.routes = RouteTable(home / "routes.json")
         self.committer = Committer()
         self.token = self.store.identity("token", token)
@@ -134,6 +137,11 @@ class Agent:
         self._snapshots = Snapshots(pe, home, self.store, self.exports)
         self.scrub = Scrub()
         self.exports.recover(progress)
+        if is_restored:
+            for export in self.exports.by_key().values():
+                export.note_restored()
+            restored.unlink()
+            log.warning("the data directory %s was restored", home)
         if storage is not None:
             storage.start(self.store)
         for export in self.exports.by_key().values():
@@ -154,14 +162,6 @@ class Agent:
                 f"the data directory {self.home} belongs to {owner}, not to {self.pe}. Give this"
                 " job a `data_dir` of its own."
             )
-
-    def _accept_restored(self) -> None:
-        """Publish from now on what readers cannot take for what they read before a restore."""
-        marker = self.home / RESTORED
-        if marker.exists():
-            self.store.branch()
-            marker.unlink()
-            log.warning("the data directory %s was restored from a snapshot", self.home)
 
     def _apply_view(self, view: View) -> None:
         self.exports.apply_view(view)

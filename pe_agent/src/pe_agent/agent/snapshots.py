@@ -129,7 +129,7 @@ class Snapshots:
             self._failures[folder.name] = self._failure(folder.name, error)
             log.error("%s", self._failures[folder.name])
         else:
-            log.info("snapshot %s: %d files, %d bytes", folder, len(found), manifest.bytes)
+            log.info("snapshot %s: %d files, %d bytes", folder, len(found), manifest.size)
 
     def _failure(self, name: str, error: OSError) -> str:
         return (
@@ -172,7 +172,7 @@ def _seal_file(path: Path) -> SnapshotFile:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return SnapshotFile(bytes=os.fstat(file.fileno()).st_size, sha256=digest)
+        return SnapshotFile(size=os.fstat(file.fileno()).st_size, sha256=digest)
 
 
 def _write_manifest(folder: Path, manifest: SnapshotManifest) -> None:
@@ -188,7 +188,7 @@ def _describe(folder: Path) -> dict[str, Any]:
     return {
         "state": "complete",
         "path": str(folder),
-        "bytes": manifest.bytes,
+        "bytes": manifest.size,
         "files": len(manifest.files),
         "created": manifest.created,
     }

@@ -1,23 +1,19 @@
 """Manifest of a snapshot: a directory with the files of an agent, or with a broker's database.
 
-``manifest.json`` is written last and synced, so a directory without it is incomplete. It names all
-files with their sizes and checksums.
+``manifest.json`` is written last and synced, so a directory without it is incomplete.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from streambroker_core.errors import ManifestError, StreambrokerError
-from streambroker_core.wire.encoding.fields import Fields
+import msgspec
+
+from streambroker_core.errors import StreambrokerError
 
 FILE: Final = "manifest.json"
-FORMAT: Final = 1
 FOLDER: Final = "snapshots"
 """Directory of an agent's snapshots in its data directory."""
 RESTORED: Final = "restored"
@@ -25,8 +21,8 @@ RESTORED: Final = "restored"
 DATABASE: Final = "streambroker.db"
 """The broker's database in a snapshot."""
 
+_FORMAT = 1
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class SnapshotInvalidError(StreambrokerError):
@@ -35,16 +31,14 @@ class SnapshotInvalidError(StreambrokerError):
     code = "SnapshotInvalid"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotFile:
+class SnapshotFile(msgspec.Struct, frozen=True, kw_only=True):
     """Size in bytes and SHA-256 of one file."""
 
-    bytes: int
+    size: Annotated[int, msgspec.Meta(ge=0)]
     sha256: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotManifest:
+class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a snapshot has.
 
     Attributes:
@@ -54,15 +48,16 @@ class SnapshotManifest:
         files: by path in the snapshot.
     """
 
+    format: int = _FORMAT
     kind: Literal["agent", "broker"]
     source: str
     created: str
-    files: Mapping[str, SnapshotFile]
+    files: dict[str, SnapshotFile]
 
     @property
-    def bytes(self) -> int:
-        """Size of all files."""
-        return sum(file.bytes for file in self.files.values())
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files.values())
 
 
 def check_name(name: str) -> str:
@@ -81,12 +76,7 @@ def check_name(name: str) -> str:
 
 def encode(manifest: SnapshotManifest) -> str:
     """Return the text of ``manifest.json``."""
-    files = {
-        path: {"bytes": file.bytes, "sha256": file.sha256}
-        for path, file in sorted(manifest.files.items())
-    }
-    head = {"format": FORMAT, "kind": manifest.kind, "source": manifest.source}
-    return json.dumps({**head, "created": manifest.created, "files": files}, indent=1)
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1).decode()
 
 
 def decode(text: str, where: str) -> SnapshotManifest:
@@ -96,40 +86,22 @@ def decode(text: str, where: str) -> SnapshotManifest:
         SnapshotInvalidError: it is damaged, or of a newer release.
     """
     try:
-        fields = Fields(json.loads(text))
-        version = fields.get("format")
-        if version != FORMAT:
-            raise SnapshotInvalidError(
-                f"the snapshot {where} has format {version}, this release reads format {FORMAT}."
-                " Restore it with the release that wrote it, or a newer one."
-            )
-        kind = fields.text("kind")
-        if kind not in ("agent", "broker"):
-            raise fields.error_at("kind", "is neither agent nor broker")
-        files = dict(fields.child("files").raw())
-        return SnapshotManifest(
-            kind="agent" if kind == "agent" else "broker",
-            source=fields.text("source", longest=4096),
-            created=fields.text("created"),
-            files={_check_path(path): _read_file(Fields(one)) for path, one in files.items()},
-        )
-    except (ManifestError, ValueError, RecursionError) as error:
+        manifest = msgspec.json.decode(text, type=SnapshotManifest)
+    except msgspec.DecodeError as error:
+        raise _damaged(where, str(error)) from error
+    if manifest.format != _FORMAT:
         raise SnapshotInvalidError(
-            f"the manifest of the snapshot {where} is damaged: {error}. Nothing is restored; take"
-            " another snapshot."
-        ) from error
+            f"the snapshot {where} has format {manifest.format}, this release reads format"
+            f" {_FORMAT}. Restore it with the release that wrote it, or a newer one."
+        )
+    for path in manifest.files:
+        if path.startswith("/") or ".." in PurePosixPath(path).parts:
+            raise _damaged(where, f"{path!r} leaves the snapshot")
+    return manifest
 
 
-def _read_file(fields: Fields) -> SnapshotFile:
-    sha256 = fields.text(
-        "sha256", check=lambda t: _SHA256.fullmatch(t) is not None, expected="64 hex digits"
+def _damaged(where: str, reason: str) -> SnapshotInvalidError:
+    return SnapshotInvalidError(
+        f"the manifest of the snapshot {where} is damaged: {reason}. Nothing is restored; take"
+        " another snapshot."
     )
-    return SnapshotFile(bytes=fields.integer("bytes", high=1 << 62), sha256=sha256)
-
-
-def _check_path(path: str) -> str:
-    """Return a path that stays inside the snapshot."""
-    parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts:
-        raise ManifestError(path="files", reason=f"{path!r} leaves the snapshot")
-    return path
