@@ -286,7 +286,7 @@ def test_a_reader_that_has_read_a_stream_after_the_snapshot_stops(
     """It stands at the end of what the snapshot has: only its last batch shows that it is ahead."""
     job.publish(0, 1, 2)
     old, folder = job.stream(), job.snapshot()
-    ahead = {"positions": {old: 3, "a later stream": 2}, "last": ("q", 4)}
+    ahead: dict[str, Any] = {"positions": {old: 3, "a later stream": 2}, "last": ("q", 4)}
     restore(folder, tmp_path / "restored")
     again = start("restored")
     again.publish(3, 4, 5)

@@ -13,7 +13,6 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.epochs import Stream
 from streambroker_core.ledger.losses import (
     DataLossError,
-    RestoredLog,
     count_lost_between,
     count_skipped,
     find_missing,
@@ -56,7 +55,6 @@ class Planner:
     Attributes:
         evicted: ids of forgotten readers; the caller empties the list.
         max_readers: limit of the readers that are live or have claims.
-        restored: what the log had when an older copy was restored; None if none was.
     """
 
     def __init__(self, claims: Claims, retention: Retention, routes: Routes) -> None:
@@ -65,7 +63,6 @@ class Planner:
         self._forgotten = claims.forgotten
         self.evicted: list[str] = []
         self.max_readers = MAX_READERS
-        self.restored: RestoredLog | None = None
 
     def plan(self, request: PlanRequest, now: float) -> Plan:
         """Acknowledge the reader's position and pin its next epochs.
@@ -107,11 +104,9 @@ class Planner:
         )
         if not reader.routed:
             return Plan(planned=(), finished=finished, routed=False, unknown_streams=unknown)
-        if self.restored is not None and not (reader.is_dropping or request.skip_lost):
-            self.restored.check_reader(self._streams, request)
         # Set only here: requests that register a plan again, or have no route, lack it.
         reader.start = request.start
-        lost = count_lost_between(self._streams, reader, request, unknown)
+        lost = count_lost_between(self._streams, reader, request, unknown, self._claims.restored)
         if lost is None:
             reader.opened = True
             return Plan(planned=(), finished=finished, unknown_streams=unknown)

@@ -31,8 +31,7 @@ from pe_agent.agent.exports.status import (
 from pe_agent.agent.exports.stream import retained_epochs as retained
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, SEALED
-from streambroker_core.ledger.epochs import Stream
-from streambroker_core.ledger.losses import RestoredLog
+from streambroker_core.ledger.epochs import RestoredLog, Stream
 from streambroker_core.ledger.retention import RetentionLimits
 from streambroker_core.model import Durability
 from streambroker_core.model.schema import Schema, SchemaPolicy, to_ddl
@@ -100,7 +99,7 @@ class AgentExport:
         for id_, text in store.query("SELECT id, state FROM readers WHERE export = ?", self.key):
             with store.reading_row("readers", f"{self.key} {id_}"):
                 self._restore_reader(id_, json.loads(text))
-        ledger.planner.restored = store.value(self._restored_key, _decode_restored, None)
+        ledger.claims.restored = store.value(self._restored_key, _decode_restored, None)
         self.control.recover()
         self.epochs.sweep_stages()
 
@@ -112,7 +111,7 @@ class AgentExport:
             batches[publisher.query] = publisher.last.batch
         text = json.dumps([list(self.state.ledger.streams), batches])
         self.state.store.set(self._restored_key, text)
-        self.state.ledger.planner.restored = _decode_restored(text)
+        self.state.ledger.claims.restored = _decode_restored(text)
 
     def _restore_reader(self, id_: str, stored: dict[str, Any]) -> None:
         ledger = self.state.ledger
