@@ -41,7 +41,7 @@ def _check_restored(
         return
     query, batch = request.last
     if batch > restored.batches.get(query, -1):
-        stream, first = next(reversed(request.positions.items()), ("", 0))
+        stream, first = max(request.positions.items(), default=("", 0))
         raise DataLossError(
             stream,
             first,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from streambroker_client.broker import pe_path
@@ -15,7 +17,6 @@ from streambroker_core.wire.broker.snapshot import SnapshotManifest
 from streambroker_operator.cli.io.errors import OK, UsageError, did_you_mean
 from streambroker_operator.cli.io.options import add_remote_command, client_for
 from streambroker_operator.cli.io.terminal import print_text
-from streambroker_operator.storage import snapshot as files
 
 POLL_S = 0.5
 
@@ -72,15 +73,26 @@ def _create(options: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def _save(_: argparse.Namespace, words: Sequence[str]) -> None:
-    _show("saved", files.save_broker(*_paths(words)), words[1])
+    _show("saved", _local().save_broker(*_paths(words)), words[1])
 
 
 def _check(_: argparse.Namespace, words: Sequence[str]) -> None:
-    _show("checked", files.check(*_paths(words)), words[0])
+    _show("checked", _local().check(*_paths(words)), words[0])
 
 
 def _restore(_: argparse.Namespace, words: Sequence[str]) -> None:
-    _show("restored", files.restore(*_paths(words)), words[1])
+    _show("restored", _local().restore(*_paths(words)), words[1])
+
+
+def _local() -> ModuleType:
+    """Return the module for files of this machine, which kubectl's plugin lacks."""
+    try:
+        return import_module("streambroker_operator.storage.snapshot")
+    except ImportError as error:
+        raise UsageError(
+            "The plugin only creates snapshots. Save, check and restore them with `streambroker`"
+            " where the files are."
+        ) from error
 
 
 def _paths(words: Sequence[str]) -> list[Path]:

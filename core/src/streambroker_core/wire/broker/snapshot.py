@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Annotated, Final, Literal
-
-import msgspec
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Final, Literal
 
 from streambroker_core.errors import StreambrokerError
 
@@ -21,6 +22,7 @@ DATABASE: Final = "streambroker.db"
 """The broker's database in a snapshot."""
 
 _FORMAT = 1
+_KINDS: Mapping[str, Literal["agent", "broker"]] = {"agent": "agent", "broker": "broker"}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
 
@@ -30,14 +32,16 @@ class SnapshotInvalidError(StreambrokerError):
     code = "SnapshotInvalid"
 
 
-class SnapshotFile(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotFile:
     """Size in bytes and SHA-256 of one file."""
 
-    size: Annotated[int, msgspec.Meta(ge=0)]
+    size: int
     sha256: str
 
 
-class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotManifest:
     """What a snapshot has.
 
     Attributes:
@@ -47,11 +51,10 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
         files: by path in the snapshot.
     """
 
-    format: int = _FORMAT
     kind: Literal["agent", "broker"]
     source: str
     created: str
-    files: dict[str, SnapshotFile]
+    files: Mapping[str, SnapshotFile]
 
     @property
     def size(self) -> int:
@@ -75,7 +78,7 @@ def check_name(name: str) -> str:
 
 def encode(manifest: SnapshotManifest) -> str:
     """Return the text of ``manifest.json``."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1).decode()
+    return json.dumps({"format": _FORMAT, **asdict(manifest)}, indent=1)
 
 
 def decode(text: str, where: str) -> SnapshotManifest:
@@ -85,15 +88,26 @@ def decode(text: str, where: str) -> SnapshotManifest:
         SnapshotInvalidError: it is damaged, or of a newer release.
     """
     try:
-        manifest = msgspec.json.decode(text, type=SnapshotManifest)
-    except msgspec.DecodeError as error:
-        raise _damaged(where, str(error)) from error
-    if manifest.format != _FORMAT:
-        raise SnapshotInvalidError(
-            f"the snapshot {where} has format {manifest.format}, this release reads format"
-            f" {_FORMAT}. Restore it with the release that wrote it, or a newer one."
+        found = json.loads(text)
+        version = found["format"]
+        if version != _FORMAT:
+            raise SnapshotInvalidError(
+                f"the snapshot {where} has format {version}, this release reads format {_FORMAT}."
+                " Restore it with the release that wrote it, or a newer one."
+            )
+        files = {
+            path: SnapshotFile(size=int(one["size"]), sha256=str(one["sha256"]))
+            for path, one in found["files"].items()
+        }
+        manifest = SnapshotManifest(
+            kind=_KINDS[found["kind"]],
+            source=str(found["source"]),
+            created=str(found["created"]),
+            files=files,
         )
-    for path in manifest.files:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(where, repr(error)) from error
+    for path in files:
         if path.startswith("/") or ".." in path.split("/"):
             raise _damaged(where, f"{path!r} leaves the snapshot")
     return manifest
