@@ -267,6 +267,7 @@ def _control(home: _Served, alerts: _Served) -> None:
     sent = home.client.call("export.emit", export="trades", request="r1", what=TUPLE)
     home.client.call("export.emitted", export="trades", seq=sent["seq"])
     home.client.call("export.peek", export="trades", limit=2)
+    alerts.client.call("agent.snapshot", name="nightly")
     sent = alerts.client.call("control.append", request="r1", what=TUPLE)
     alerts.client.call("control.entry", seq=sent["seq"])
 

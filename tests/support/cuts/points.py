@@ -55,6 +55,8 @@ FOLDER = "pe_agent.log.objects.stream_folder:StreamFolder"
 UPLOADER = "pe_agent.log.objects.uploader:LogUploader"
 OWNERSHIP = "pe_agent.agent.storage.ownership"
 TIER = "pe_agent.agent.storage.tier"
+SNAPSHOTS = "pe_agent.agent.snapshots"
+AGENT_STORE = "pe_agent.agent.state.store:Store"
 STAND_IN = "support.cuts.queries"
 FEEDS, READS = f"{STAND_IN}:Exporting", f"{STAND_IN}:Importing"
 
@@ -232,7 +234,40 @@ TAKING_OVER: dict[str, Step] = {
 }
 """Steps of an agent that starts with what the bucket has."""
 
-STEPS = {**EXPORTING, **FAILING, **IMPORTING, **DROPPING, **OUTSIDE, **STORING, **TAKING_OVER}
+SAVING: dict[str, Step] = {
+    "before the exports stand still": _before(f"{SNAPSHOTS}:Snapshots._capture", 1, FEED_AGENT),
+    "database copied, before the logs": _after(f"{AGENT_STORE}.save_copy", 1, FEED_AGENT),
+    "segments linked, exports still": _after(f"{SNAPSHOTS}:_link_segments", 1, FEED_AGENT),
+    "captured, before segments are copied": _after(
+        f"{SNAPSHOTS}:Snapshots._capture", 1, FEED_AGENT
+    ),
+    "segment copied, before checksums": _after(f"{SNAPSHOTS}:_copy_segment", 1, FEED_AGENT),
+    "between two checksums": _after(f"{SNAPSHOTS}:_seal_file", 2, FEED_AGENT),
+    "before the manifest": _before(f"{SNAPSHOTS}:_write_manifest", 1, FEED_AGENT),
+    "manifest written": _after(f"{SNAPSHOTS}:_write_manifest", 1, FEED_AGENT),
+}
+"""Steps of a snapshot of an agent."""
+
+RESTORED: dict[str, Step] = {
+    "restored, before streams are sealed": _before(f"{AGENT_STORE}.branch", 1, FEED_AGENT),
+    "streams sealed, before the logs are open": _after(f"{AGENT_STORE}.branch", 1, FEED_AGENT),
+    "restored log noted, before the marker is deleted": _after(
+        "pe_agent.agent.exports.export:AgentExport.note_restored", 1, FEED_AGENT
+    ),
+}
+"""Steps of the first start on a restored directory."""
+
+STEPS = {
+    **EXPORTING,
+    **FAILING,
+    **IMPORTING,
+    **DROPPING,
+    **OUTSIDE,
+    **STORING,
+    **TAKING_OVER,
+    **SAVING,
+    **RESTORED,
+}
 
 
 # ---- inside the process that is held ---------------------------------------------------

@@ -8,7 +8,7 @@ lookup does not grow with the number of retained epochs.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from streambroker_core.control.tuples.window_bounds import ControlHead
@@ -45,6 +45,19 @@ class Epoch:
     def head(self) -> ControlHead:
         """The control head, empty if the epoch has no tuples."""
         return self.control or ControlHead(number=self.number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredLog:
+    """What an export had when an older copy of its log was restored.
+
+    Attributes:
+        streams: ids of its streams.
+        batches: last batch of each query.
+    """
+
+    streams: frozenset[str]
+    batches: Mapping[str, int]
 
 
 def holes(ranges: Iterable[tuple[int, int]], first: int, next_: int) -> Iterator[tuple[int, int]]:

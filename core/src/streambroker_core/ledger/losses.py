@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.epochs import Stream, holes
+from streambroker_core.ledger.epochs import RestoredLog, Stream, holes
 from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.ledger.plan_budget import is_republished
 from streambroker_core.ledger.retention import Reader
@@ -29,17 +29,42 @@ class DataLossError(StreambrokerError):
         )
 
 
+def _check_restored(
+    restored: RestoredLog, streams: Mapping[str, Stream], request: PlanRequest
+) -> None:
+    """Raise `DataLossError` for a reader that has read batches that are in no log.
+
+    Batches with the same ids may have other rows now.
+    """
+    is_beyond = any(s in request.positions for s in streams.keys() - restored.streams)
+    if request.last is None or is_beyond:
+        return
+    query, batch = request.last
+    if batch > restored.batches.get(query, -1):
+        stream, first = max(request.positions.items(), default=("", 0))
+        raise DataLossError(
+            stream,
+            first,
+            None,
+            f"the reader has read batch {batch} of query {query}, and an older copy of the"
+            " exporter's data directory was restored, which does not have it",
+        )
+
+
 def count_lost_between(
     streams: Mapping[str, Stream],
     reader: Reader,
     request: PlanRequest,
     unknown_streams: tuple[str, ...],
+    restored: RestoredLog | None = None,
 ) -> int | None:
     """Return the minimum number of epochs missing between a lost log and the present one.
 
     None while nothing new has been published. Raises `DataLossError` if a reader that does
     not skip losses may have missed epochs.
     """
+    if restored is not None and not (reader.is_dropping or request.skip_lost):
+        _check_restored(restored, streams, request)
     if not unknown_streams or reader.is_dropping or any(s in request.positions for s in streams):
         return 0
     epochs = [e for s in streams.values() for e in s.epochs.values() if e.query]

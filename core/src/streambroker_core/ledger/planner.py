@@ -106,7 +106,7 @@ class Planner:
             return Plan(planned=(), finished=finished, routed=False, unknown_streams=unknown)
         # Set only here: requests that register a plan again, or have no route, lack it.
         reader.start = request.start
-        lost = count_lost_between(self._streams, reader, request, unknown)
+        lost = count_lost_between(self._streams, reader, request, unknown, self._claims.restored)
         if lost is None:
             reader.opened = True
             return Plan(planned=(), finished=finished, unknown_streams=unknown)

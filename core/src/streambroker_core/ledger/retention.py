@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from streambroker_core.ledger.epochs import Stream
+from streambroker_core.ledger.epochs import RestoredLog, Stream
 
 MEMORY_BYTES = 128 << 20
 """Memory of the retained epochs of an export at which its log counts as full."""
@@ -192,6 +192,7 @@ class Claims:
         streams: by id, in the order in which they were opened.
         readers: by id.
         forgotten: ids of streams that were dropped.
+        restored: what the log had when an older copy was restored; None if none was.
 
     The front, which is the position of the slowest readers, is cached by stream, so that a plan
     does not scan all readers. Changes of routes, grace, streams or leases invalidate the cache.
@@ -202,6 +203,7 @@ class Claims:
         self.streams: dict[str, Stream] = {}
         self.readers: dict[str, Reader] = {}
         self.forgotten: set[str] = set()
+        self.restored: RestoredLog | None = None
         self._fronts: dict[str, _Front] = {}
         self._fronts_until = math.inf
         self._fronts_at = -math.inf

@@ -35,6 +35,7 @@ COMMANDS = {
     "commands.graph": ("graph",),
     "commands.peek": ("peek", "schema"),
     "catalog": ("catalog",),
+    "snapshot": ("snapshot",),
     "completion": ("completion",),
 }
 """The commands of each module: only the module of the command that runs is imported."""

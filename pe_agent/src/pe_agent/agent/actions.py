@@ -36,6 +36,7 @@ def job_actions(agent: Agent) -> Actions:
     actions.on(reader.GetSchema, agent.view_queries.find_schema)
     actions.on(job.GetView, agent.view_queries.wait_for_view)
     actions.on(job.GetStatus, lambda _: agent.status())
+    actions.on(job.TakeSnapshot, lambda r: agent.take_snapshot(r.name))
     actions.on(job.DriverRenew, lambda _: agent.renew_driver())
     actions.on(job.Stop, lambda _: agent.stopping.set())
     actions.on(job.ControlAppend, lambda r: agent.control_log.append(r.request, r.what))

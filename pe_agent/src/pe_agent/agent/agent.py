@@ -24,6 +24,7 @@ from pe_agent.agent.reports.rule_metrics import RuleMetricsStore
 from pe_agent.agent.reports.rules import RuleState
 from pe_agent.agent.reports.side_inputs import SideReports
 from pe_agent.agent.reports.windows import WindowReports
+from pe_agent.agent.snapshots import SnapshotFailedError, Snapshots
 from pe_agent.agent.state.control_log import ControlLog
 from pe_agent.agent.state.declarations import Declarations
 from pe_agent.agent.state.route_table import RouteTable
@@ -38,6 +39,7 @@ from streambroker_core.ledger.planner import MAX_READERS
 from streambroker_core.model import PeKey, PortKey, pe_of, port_of
 from streambroker_core.wire.agent_rpc.job import Declare, QueryEnd
 from streambroker_core.wire.agent_rpc.reader import ReaderNext, ReaderSlices
+from streambroker_core.wire.broker.snapshot import RESTORED
 from streambroker_core.wire.broker.view import View
 from streambroker_core.wire.reports.health import PortId, write_health
 
@@ -76,6 +78,10 @@ class Agent:
         self.notifier = Notifier()
         self.store = Store(home / "state.sqlite")
         self._check_owner()
+        restored = home / RESTORED
+        is_restored = restored.exists()
+        if is_restored:
+            self.store.branch()
         self.routes = RouteTable(home / "routes.json")
         self.committer = Committer()
         self.token = self.store.identity("token", token)
@@ -128,8 +134,14 @@ class Agent:
         self.imports = OffsetPlanner(state, SlicePlanner(state), AvailableNowTarget(state), queries)
         self.problems = PortProblems(self.store, self._find_runs)
         state.on_loss = lambda import_: self.problems.note_loss(port_of(import_))
+        self._snapshots = Snapshots(pe, home, self.store, self.exports)
         self.scrub = Scrub()
         self.exports.recover(progress)
+        if is_restored:
+            for export in self.exports.by_key().values():
+                export.note_restored()
+            restored.unlink()
+            log.warning("the data directory %s was restored", home)
         if storage is not None:
             storage.start(self.store)
         for export in self.exports.by_key().values():
@@ -209,6 +221,19 @@ class Agent:
             ports += [("Import", port) for port in self.imports.imports_of(request.query)]
             self.problems.note_failure(ports, request.code, request.message)
         self.imports.queries.end(request)
+
+    def take_snapshot(self, name: str) -> dict[str, Any]:
+        """Begin or look at a snapshot; see `Snapshots.take`.
+
+        Raises:
+            SnapshotFailedError: its exports are in object storage.
+        """
+        if self.storage is not None:
+            raise SnapshotFailedError(
+                f"the exports of {self.pe} are in object storage, which an empty data directory"
+                " continues from. Keep versions of the bucket's objects in place of snapshots."
+            )
+        return self._snapshots.take(name)
 
     def renew_driver(self) -> None:
         """Record that the driver runs."""

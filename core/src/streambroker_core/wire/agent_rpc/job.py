@@ -55,6 +55,14 @@ class GetStatus(Request[dict[str, Any]]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakeSnapshot(Request[dict[str, Any]]):
+    """Take a snapshot of the agent, or ask whether it is complete."""
+
+    action: ClassVar[str] = "agent.snapshot"
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DriverRenew(Request[None]):
     """Report that the driver runs."""
 

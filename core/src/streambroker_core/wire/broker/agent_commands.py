@@ -25,7 +25,8 @@ EMITTED: Final = "export.emitted"
 APPEND: Final = "control.append"
 ENTRY: Final = "control.entry"
 PEEK: Final = "export.peek"
-ACTIONS: Final = (EMIT, EMITTED, APPEND, ENTRY, PEEK)
+SNAPSHOT: Final = "agent.snapshot"
+ACTIONS: Final = (EMIT, EMITTED, APPEND, ENTRY, PEEK, SNAPSHOT)
 """Actions a broker may request; the agent's own job requests the same."""
 MAX_PEEK_ROWS: Final = 1_000
 """Maximum rows of one answer to `PEEK`."""

@@ -168,6 +168,7 @@ POLICIES: Mapping[tuple[str, str], PathPolicy] = {
     ("GET", paths.SEND + paths.TUPLE): _policy("get imports"),
     ("POST", paths.EMIT): _part_policy("exports", "control", steers=False),
     ("GET", paths.EMIT + paths.TUPLE): _policy("get exports"),
+    ("PUT", paths.SNAPSHOT): _policy("patch exports"),
     ("GET", paths.ROWS): _policy("get exports/peek", allows_job=False),
     **_port_policies(_EXPORT, "exports"),
     **_part_policies(f"{_EXPORT}/properties", "exports", "properties", "PUT", "PATCH", "DELETE"),

@@ -1,4 +1,4 @@
-"""``…/control``: emit control tuples and query their state; ``…/errands``: commands for agents.
+"""``…/control``: emit control tuples and query their state; ``…/snapshots``; ``…/errands``.
 
 The agent assigns identities and stores the tuples. The broker checks a request, has the agent
 execute it and stores nothing: the agent recognises a repeated ``Request-Id``.
@@ -18,11 +18,12 @@ from streambroker_core.deprecation import CHANGED_DELIVERY
 from streambroker_core.model import Export, PeKey
 from streambroker_core.wire.broker import agent_commands as wire
 from streambroker_core.wire.broker.agent_commands import AgentCommand, CommandResult, make_command
+from streambroker_core.wire.broker.snapshot import check_name
 from streambroker_core.wire.encoding.canonical import JsonObject
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.guard.authentication import QUIET
-from streambroker_operator.rest.http.paths import COMMANDS, EMIT, SEND, TUPLE
+from streambroker_operator.rest.http.paths import COMMANDS, EMIT, SEND, SNAPSHOT, TUPLE
 from streambroker_operator.rest.http.requests import (
     PRINCIPAL,
     RUNTIME,
@@ -77,6 +78,17 @@ async def send(request: web.Request) -> web.Response:
 async def get_sent(request: web.Request) -> web.Response:
     """Return which queries have applied a sent tuple."""
     return await _state(request, require_pe(request), wire.ENTRY, {})
+
+
+@routes.put(SNAPSHOT)
+async def take_snapshot(request: web.Request) -> web.Response:
+    """Have an agent take a snapshot, once; a repeated request returns its state."""
+    pe = require_pe(request)
+    body: JsonObject = {"name": check_name(request.match_info["name"])}
+    command = make_command(wire.SNAPSHOT, body, secrets.token_hex(16))
+    answer = await execute_command(request, pe, command)
+    status = 202 if answer.get("state") == "running" else 200
+    return json_answer(answer, status=status, headers={"Cache-Control": "no-store"})
 
 
 @routes.post(COMMANDS)

@@ -22,6 +22,7 @@ EMIT = f"{PORTS['Export']}/control"
 SEND = f"{PE}/control"
 TUPLE = "/{log}/{seq}"
 """Suffix of one tuple."""
+SNAPSHOT = f"{PE}/snapshots/{{name}}"
 COMMANDS = f"{PE}/errands"
 JOBS = paths.JOBS
 PATTERNS = f"{JOBS}/{{job}}/patterns"

@@ -107,8 +107,9 @@ class ControlSender:
                 (self._key, seq, request, text),
             )
             db.execute(
-                "DELETE FROM emitted WHERE export = ? AND seq < ? AND epoch IS NOT NULL",
-                (self._key, seq - REMEMBERED_TUPLES),
+                "DELETE FROM emitted WHERE export = ? AND epoch IS NOT NULL AND seq < (SELECT seq"
+                " FROM emitted WHERE export = ? ORDER BY seq DESC LIMIT 1 OFFSET ?)",
+                (self._key, self._key, REMEMBERED_TUPLES),
             )
         self.accepted[control_request.delivery.value] += 1
         return seq
@@ -130,8 +131,7 @@ class ControlSender:
         return self._store.get(self._log_key) or secrets.token_hex(8)
 
     def _next_seq(self) -> int:
-        rows = self._store.query("SELECT MAX(seq) FROM emitted WHERE export = ?", self._key)
-        return 0 if rows[0][0] is None else int(rows[0][0]) + 1
+        return self._store.next_seq("SELECT MAX(seq) FROM emitted WHERE export = ?", self._key)
 
     def _waiting_tuples(self, log: str) -> list[tuple[int, ControlTuple]]:
         rows = self._store.query(

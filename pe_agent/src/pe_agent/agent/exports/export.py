@@ -31,7 +31,7 @@ from pe_agent.agent.exports.status import (
 from pe_agent.agent.exports.stream import retained_epochs as retained
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, SEALED
-from streambroker_core.ledger.epochs import Stream
+from streambroker_core.ledger.epochs import RestoredLog, Stream
 from streambroker_core.ledger.retention import RetentionLimits
 from streambroker_core.model import Durability
 from streambroker_core.model.schema import Schema, SchemaPolicy, to_ddl
@@ -62,6 +62,7 @@ class AgentExport:
         self._durability_key = f"durability/{self.key}"
         if state.store.get(self._durability_key) == "stored":
             state.set_durability("stored")
+        self._restored_key = f"restored/{self.key}"
         self._policy_key = f"schemaPolicy/{self.key}"
         stored_policy = state.store.get(self._policy_key)
         state.schema_policy = SCHEMA_POLICIES.get(stored_policy or "", "backward")
@@ -98,8 +99,19 @@ class AgentExport:
         for id_, text in store.query("SELECT id, state FROM readers WHERE export = ?", self.key):
             with store.reading_row("readers", f"{self.key} {id_}"):
                 self._restore_reader(id_, json.loads(text))
+        ledger.claims.restored = store.value(self._restored_key, _decode_restored, None)
         self.control.recover()
         self.epochs.sweep_stages()
+
+    def note_restored(self) -> None:
+        """Store what a restored log has, before anything is published."""
+        publisher = self.state.publisher
+        batches = {query: last.batch for query, last in publisher.earlier.items()}
+        if publisher.query is not None and publisher.last is not None:
+            batches[publisher.query] = publisher.last.batch
+        text = json.dumps([list(self.state.ledger.streams), batches])
+        self.state.store.set(self._restored_key, text)
+        self.state.ledger.claims.restored = _decode_restored(text)
 
     def _restore_reader(self, id_: str, stored: dict[str, Any]) -> None:
         ledger = self.state.ledger
@@ -301,3 +313,8 @@ class AgentExport:
                     if not reader.once
                 },
             }
+
+
+def _decode_restored(text: str) -> RestoredLog:
+    streams, batches = json.loads(text)
+    return RestoredLog(streams=frozenset(streams), batches=batches)

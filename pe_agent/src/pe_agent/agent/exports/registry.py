@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pe_agent.agent.state.declarations import Declarations, PortNotDeclaredError
 from pe_agent.agent.state.store import Store
 from pe_agent.agent.storage.tier import StorageTier
 from pe_agent.log.commit import Committer
+from pe_agent.log.log import StreamLog
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.planner import MAX_READERS
 from streambroker_core.ledger.retention import BlockingReader, RetentionLimits
@@ -71,6 +73,17 @@ class ExportRegistry:
         """Recover the exports that the store has."""
         for (key,) in self._store.query(_EXPORTS):
             self.get_or_create(key).recover(progress)
+
+    @contextmanager
+    def held_still(self) -> Iterator[list[StreamLog]]:
+        """Hold all exports between two changes of their state, and yield their logs."""
+        with self._lock, ExitStack() as stack:
+            states = [export.state for _, export in sorted(self._exports.items())]
+            for state in states:
+                stack.enter_context(state.publishing)
+            for state in states:
+                stack.enter_context(state.lock)
+            yield [stream.log for state in states for stream in state.streams.values()]
 
     def by_key(self) -> dict[str, AgentExport]:
         """Return a copy of all exports, by key."""

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypedDict
 
-from pe_agent.agent.state.store import Store
+from pe_agent.agent.state.store import FIRST_SEQ, Store
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES, ControlTuple
 from streambroker_core.control.tuples.epoch_control import check_epoch
 from streambroker_core.control.tuples.request import (
@@ -118,7 +118,8 @@ class ControlLog:
             id_ = secrets.token_hex(8)
             store.set("control_log", id_)
         self.id = id_
-        self.next_seq = self._number("SELECT MAX(seq) FROM control_log", -1) + 1
+        self.next_seq = store.next_seq("SELECT MAX(seq) FROM control_log")
+        self._branch = store.value(FIRST_SEQ, int, 0)
         self.accepted: Counter[str] = Counter()
         self.applied: Counter[str] = Counter()
         now = clock()
@@ -161,8 +162,9 @@ class ControlLog:
         with self._store.transaction(durable=True) as db:
             db.execute("INSERT INTO control_log VALUES (?, ?, ?)", (seq, request, text))
             db.execute(
-                "DELETE FROM control_log WHERE seq < ?",
-                (min(self._min_position(), seq + 1 - RETAINED_ENTRIES),),
+                "DELETE FROM control_log WHERE seq < ? AND seq <="
+                " (SELECT seq FROM control_log ORDER BY seq DESC LIMIT 1 OFFSET ?)",
+                (self._min_position(), RETAINED_ENTRIES),
             )
         self.next_seq = seq + 1
 
@@ -192,7 +194,10 @@ class ControlLog:
     def backlog(self) -> int:
         """Return the number of unread entries of the slowest reader."""
         with self._lock:
-            return self.next_seq - self._min_position()
+            first = self._min_position()
+        return int(
+            self._store.query("SELECT COUNT(*) FROM control_log WHERE seq >= ?", first)[0][0]
+        )
 
     def _min_position(self) -> int:
         return min(self._active_positions().values(), default=self.next_seq)
@@ -262,8 +267,10 @@ class ControlLog:
             next_,
         )
         present = rows if id_ == self.id else []
-        if len(present) < next_ - first:
-            missing = next_ - first - len(present)
+        # Numbers before a restored snapshot's first one were left out.
+        expected = next_ - (max(first, self._branch) if next_ > self._branch else first)
+        missing = expected - sum(seq >= next_ - expected for seq, _ in present)
+        if missing:
             why = f"{missing} control tuples of this agent's control log, now {self.id}"
             if not skip_lost:
                 raise DataLossError(f"control log {id_}", first, next_, f"{why}, are missing")

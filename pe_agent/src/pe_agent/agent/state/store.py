@@ -32,6 +32,11 @@ GROWING, SEALED, FORGOTTEN, REMOVED = range(4)
 """States of a stream (column ``sealed``). A removed stream has no log any more; it is forgotten
 once all readers have finished it."""
 
+FIRST_SEQ = "first_seq"
+"""Name of the first number of control tuples since a snapshot was restored."""
+BRANCH_NUMBERS = 1_000_000_000
+"""Numbers of control tuples that are left out for those sent after the snapshot."""
+
 _SECRETS = "('token', 'key', 'instance', 'port')"
 """Values of this process and its job; they stay on this machine."""
 
@@ -172,14 +177,39 @@ class Store:
         """Return the content of the file without secrets and what belongs to this process."""
         with tempfile.TemporaryDirectory(dir=self._path.parent) as place:
             path = Path(place) / "copy"
-            with contextlib.closing(sqlite3.connect(path)) as copy:
-                with self._lock:
-                    self._db.backup(copy)
-                copy.execute("PRAGMA journal_mode=DELETE")
-                copy.execute(f"DELETE FROM meta WHERE name IN {_SECRETS}")  # noqa: S608 - ours
-                copy.commit()
-                copy.execute("VACUUM")
+            self.save_copy(path)
             return path.read_bytes()
+
+    def save_copy(self, path: Path) -> None:
+        """Write the content of `snapshot` to a file; it is not synced."""
+        with contextlib.closing(sqlite3.connect(path)) as copy:
+            with self._lock:
+                self._db.backup(copy)
+            copy.execute("PRAGMA journal_mode=DELETE")
+            copy.execute(f"DELETE FROM meta WHERE name IN {_SECRETS}")  # noqa: S608 - ours
+            copy.commit()
+            copy.execute("VACUUM")
+
+    def branch(self) -> None:
+        """Make what follows distinct from what an agent may have written after this state.
+
+        The next epochs open successor streams, and control tuples get numbers far above. Durable.
+        """
+        with self.transaction(durable=True) as db:
+            db.execute("UPDATE streams SET sealed = ? WHERE sealed = ?", (SEALED, GROWING))
+            (last,) = db.execute(
+                "SELECT MAX(seq) FROM (SELECT seq FROM control_log UNION ALL"
+                " SELECT seq FROM emitted UNION ALL"
+                " SELECT CAST(value AS INTEGER) FROM meta WHERE name = ?)",
+                (FIRST_SEQ,),
+            ).fetchone()
+            first = str((last or 0) + BRANCH_NUMBERS)
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (FIRST_SEQ, first))
+
+    def next_seq(self, sql: str, *args: Any) -> int:
+        """Return the number after the greatest one that a query finds, or the first of a branch."""
+        greatest = self.query(sql, *args)[0][0]
+        return max(0 if greatest is None else int(greatest) + 1, self.value(FIRST_SEQ, int, 0))
 
     def secrets(self) -> dict[str, str]:
         """Return the values that `snapshot` leaves out."""
