@@ -200,12 +200,12 @@ test-kubernetes: $(READY) kube-assets operator-crds ## the tests on an API serve
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(BIN)/python -m pytest tests/component/kubernetes -m "not long and not node"
 
 .PHONY: test-connect
-test-connect: $(READY) ## the tests of jobs in sessions of Spark Connect, with a server
-	$(BIN)/python -m pytest tests/component/connect
+test-connect: $(READY) ## the data path on both kinds of session, classic and Spark Connect: 10 minutes
+	$(BIN)/python -m pytest tests/component/data_path tests/component/connect -m "not long"
 
 .PHONY: test-spark42
 test-spark42: .venv-spark42/.ready ## the Spark tests on PySpark 4.2
-	PYSPARK_PYTHON=$(CURDIR)/.venv-spark42/bin/python .venv-spark42/bin/python -m pytest tests/component/spark tests/e2e --ignore tests/e2e/test_node.py -m "not long" -k "spark"
+	PYSPARK_PYTHON=$(CURDIR)/.venv-spark42/bin/python .venv-spark42/bin/python -m pytest tests/component/spark tests/component/data_path tests/e2e --ignore tests/e2e/test_node.py -m "not long" -k "spark or data_path"
 
 .venv-spark42/.ready: requirements/spark42.txt core/pyproject.toml operator/pyproject.toml pe_agent/pyproject.toml pe_agent/streambroker/pyproject.toml
 	test -x .venv-spark42/bin/python || $(PYTHON) -m venv .venv-spark42

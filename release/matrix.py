@@ -35,8 +35,8 @@ TESTS = (
     "tests/component/program/test_control_plane.py",
     "tests/component/rest/test_resources.py",
     "tests/component/spark/test_aligned_streams.py",
-    "tests/component/spark/test_arrow_batches.py",
-    "tests/component/spark/test_readers.py",
+    "tests/component/data_path/test_arrow_batches.py",
+    "tests/component/data_path/test_readers.py",
 )
 """PyArrow, obstore, msgspec, lark, prometheus-client, aiohttp, PySpark, pandas and protobuf."""
 

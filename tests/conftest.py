@@ -31,12 +31,13 @@ def spark() -> Iterator[SparkSession]:
 
     from pe_agent.spark.local_session import SMALL, session
     from support.cuts.points import search_path
+    from support.spark.connect import EACH_BATCH
 
     # Spark's workers import operators and sources from here: the JVM has to know when it starts.
     assert SparkContext._gateway is None, "a JVM runs already; use this fixture"
     before = os.environ.get("PYTHONPATH")
     here = search_path(held=False)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, *([before] if before else [])])
-    spark = session("tests", conf={**SMALL, "spark.driver.memory": "2g"})
+    spark = session("tests", conf={**SMALL, **EACH_BATCH, "spark.driver.memory": "2g"})
     yield spark
     spark.stop()

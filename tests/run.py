@@ -26,10 +26,10 @@ CHART = ("chart",)
 """Files of a folder whose names start with ``test_`` and one of these are a group of their own."""
 CLUSTER = ["tests/component/kubernetes"]
 AGENT = ["tests/component/agent"]
-CONNECT = ["tests/component/connect"]
+DATA_PATH = ["tests/component/data_path", "tests/component/connect"]
 COMPONENTS = [
     "tests/component",
-    *(f"--ignore={path}" for path in SPARK + CLUSTER + AGENT + CONNECT),
+    *(f"--ignore={path}" for path in SPARK + CLUSTER + AGENT + DATA_PATH),
 ]
 CHECKS = "format, lint, types, layers"
 CONTRACT = ["tests/contract"]
@@ -70,12 +70,12 @@ def groups(arguments: list[str]) -> list[Group]:
     chart = files(CLUSTER[0], CHART)
     return [
         Group(name="Spark, operators", commands=[[*make, "spark-classes"], pytest(operators)]),
+        Group(name="data path", commands=[pytest(DATA_PATH)]),
         Group(name="Spark", commands=[pytest([*SPARK, *others(OPERATORS + SIDES)])]),
         Group(name="whole jobs", commands=[pytest(E2E)]),
         Group(name="unit tests", commands=[pytest(UNIT)]),
         Group(name="API server", commands=[pytest([*CLUSTER, *others(CHART)])]),
         Group(name="Spark, side inputs", commands=[pytest(sides)]),
-        Group(name="Spark Connect", commands=[pytest(CONNECT)]),
         Group(name="other components", commands=[pytest(COMPONENTS)]),
         Group(name="agents", commands=[pytest(AGENT)]),
         Group(name="unit tests of agents", commands=[pytest(UNIT_AGENT)]),

@@ -15,6 +15,7 @@ from pe_agent.job.agent import agent_process
 from support.processes.forks import Process, program
 from support.processes.jobs import Broker
 from support.processes.releases import NoHistoryError, Release, unpack
+from support.spark.connect import ConnectServer
 from support.spark.session import Session
 
 
@@ -32,6 +33,27 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     broker = Broker(tmp_path)
     yield broker
     broker.end()
+
+
+@pytest.fixture
+def session(spark: SparkSession) -> SparkSession:
+    """The session of the jobs of a test: a classic one, where a folder has no other."""
+    return spark
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    """One server of Spark Connect for all tests of a process."""
+    server = ConnectServer(tmp_path_factory.mktemp("connect") / "server")
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def remote(server: ConnectServer, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """A new session of Spark Connect, for whose columns PySpark takes Connect's functions."""
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # as `builder.remote` does
+    return server.session()
 
 
 def _popen(
@@ -55,14 +77,14 @@ def _popen(
 
 @pytest.fixture
 def jobs(
-    spark: SparkSession, tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    session: SparkSession, tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Session]:
-    """PEs and queries in the test's own Spark session; all are ended with the test.
+    """PEs and queries in the session of a test; all are ended with the test.
 
     Their agents are forked. The tests of the launcher and of examples start them.
     """
     started = SimpleNamespace(**{**vars(subprocess), "Popen": _popen})
     monkeypatch.setattr(agent_process, "subprocess", started)
-    session = Session(spark, tmp_path, broker.url)
-    yield session
-    session.end()
+    made = Session(session, tmp_path, broker.url)
+    yield made
+    made.end()

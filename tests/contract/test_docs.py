@@ -412,6 +412,18 @@ def test_every_environment_variable_is_documented() -> None:
     assert used <= set(documented(PROGRAM, "Environment variables"))
 
 
+def test_the_matrix_of_sessions_has_every_file_of_the_data_path() -> None:
+    page = ROOT / "docs/how-to/spark-connect.md"
+    linked = {
+        (page.parent / target).resolve()
+        for line in page.read_text().splitlines()
+        if re.search(r"\| yes +\| yes +\|", line)
+        for _, target in _LINK.findall(line)
+    }
+    suite = ROOT / "tests/component/data_path"
+    assert {path for path in linked if path.parent == suite} == set(suite.glob("test_*.py"))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_public_name_is_documented(name: str) -> None:
     assert f"`sb.{name}`" in PROGRAM

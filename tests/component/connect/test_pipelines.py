@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,10 +48,9 @@ class Pipeline:
 
 
 @pytest.fixture
-def jobs(spark: SparkSession, tmp_path: Path, broker: Broker) -> Iterator[Session]:
-    made = Session(spark, tmp_path, broker.url)
-    yield made
-    made.end()
+def session(spark: SparkSession) -> SparkSession:
+    """The session of the jobs around the pipeline, which has a server of its own."""
+    return spark
 
 
 @pytest.mark.slow

@@ -6,12 +6,16 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from support.cuts.points import VARIABLE, search_path
 from support.processes.forks import CLI, program
 from support.processes.waiting import until
+
+if TYPE_CHECKING:
+    from support.spark.connect import ConnectServer
 
 START_SECONDS = 240.0
 
@@ -22,15 +26,25 @@ class Child:
     Args:
         ready: how the line begins that it prints when it is ready.
         sources: where it looks for modules first; empty for nowhere else than this process.
+        variables: more of its environment.
     """
 
-    def __init__(self, command: list[str], output: Path, ready: str, *, sources: str = "") -> None:
+    def __init__(
+        self,
+        command: list[str],
+        output: Path,
+        ready: str,
+        *,
+        sources: str = "",
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.output = output
         self._start = output.stat().st_size if output.exists() else 0
         path = search_path(held=VARIABLE in os.environ)
         if sources:
             path = os.pathsep.join([sources, path])
         environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable}
+        environment |= variables or {}
         with output.open("ab") as file:
             self.process = program(
                 command, stdout=file, stderr=file, environment=environment, own_group=True
@@ -77,18 +91,42 @@ class Broker(Child):
 
 
 class Job(Child):
-    """``tests/support/processes/job.py`` with a plan."""
+    """``tests/support/processes/job.py`` with a plan.
 
-    def __init__(self, folder: Path, name: str, plan: dict[str, Any]) -> None:
-        self.folder, self.name, self.plan = folder, name, plan
+    Args:
+        server: the Spark Connect server that has its queries, and is killed with it.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, plan: dict[str, Any], server: ConnectServer | None = None
+    ) -> None:
+        self.folder, self.name, self.plan, self._server = folder, name, plan, server
         path = folder / f"{name}.json"
         path.write_text(json.dumps(plan))
         super().__init__(
-            ["-m", "support.processes.job", str(path)], folder / f"{name}.out", "job ready"
+            ["-m", "support.processes.job", str(path)],
+            folder / f"{name}.out",
+            "job ready",
+            variables={"SPARK_REMOTE": server.url} if server else {},
         )
 
+    def kill(self) -> None:
+        """End the process of its queries first: a client would know of the end of its own."""
+        if self._server is not None:
+            self._server.kill()
+        if self.process.poll() is None:
+            super().kill()
+
+    def end(self) -> None:
+        if self._server is not None:
+            self._server.end()
+        super().end()
+
     def restart(self) -> Job:
-        return Job(self.folder, self.name, self.plan)
+        if self._server is not None:
+            self._server.kill()
+            self._server.start()
+        return Job(self.folder, self.name, self.plan, self._server)
 
     def agent_pid(self) -> int:
         found = json.loads((Path(self.plan["home"]) / "agent.json").read_text())

@@ -16,6 +16,7 @@ from support.processes.certificates import Authority
 from support.processes.jobs import Broker, Job, end_agent
 from support.processes.waiting import until
 from support.spark.checkpoints import batches, committed, expected, files_by_batch, offset, received
+from support.spark.connect import ConnectServer
 from support.spark.feeds import Feed, Row
 
 SECONDS = 240.0
@@ -27,7 +28,11 @@ PASSES: Mapping[str, Callable[[Row], bool]] = {
 
 
 class World:
-    """A broker, an exporter of two streams, an importer, and the files they work on."""
+    """A broker, an exporter of two streams, an importer, and the files they work on.
+
+    Args:
+        connect: each job has a Spark Connect server for its session.
+    """
 
     def __init__(
         self,
@@ -35,6 +40,7 @@ class World:
         secured: Authority | None = None,
         attempts: int = 1,
         exporting: Mapping[str, Any] | None = None,
+        connect: bool = False,
     ) -> None:
         self.folder = folder
         self.reviving = False
@@ -63,7 +69,12 @@ class World:
             "checkpoint": str(self.checkpoint),
         }
         self.exporter, self.importer = (
-            Job(folder, job, {"job": job, "home": str(folder / f"home-{job}"), **common, **own})
+            Job(
+                folder,
+                job,
+                {"job": job, "home": str(folder / f"home-{job}"), **common, **own},
+                ConnectServer(folder / f"server-{job}", cores=1) if connect else None,
+            )
             for job, own in (
                 ("feed", {"exports": exports, **(exporting or {})}),
                 ("alerts", {"imports": [import_]}),

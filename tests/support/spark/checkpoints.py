@@ -95,6 +95,16 @@ def expected(
     return rows
 
 
+def written(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Return the rows of each batch that a file sink has committed, where it keeps all its logs."""
+    found = {}
+    for log in (folder / "_spark_metadata").glob("[0-9]*"):
+        entries = [json.loads(line) for line in log.read_text().splitlines()[1:]]
+        tables = [pq.read_table(Path(e["path"].removeprefix("file://"))) for e in entries]
+        found[int(log.name)] = [row for table in tables for row in table.to_pylist()]
+    return found
+
+
 def received(folder: Path) -> Counter[Row]:
     """Return the rows a file sink has committed, read without Spark from its own log."""
     rows: Counter[Row] = Counter()

@@ -7,30 +7,38 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Any
 
 from pe_agent.spark.local_session import CONF, SMALL, ensure_spark_home
 from support.cuts.points import search_path
 from support.processes.ports import free_port
 from support.processes.waiting import until
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 START_SECONDS = 120.0
+EACH_BATCH = {"spark.sql.streaming.fileSink.log.compactInterval": "1000000"}
+"""File sinks keep the log of each batch."""
 SERVER = {"spark.connect.grpc.binding.address": "127.0.0.1"}
 
 
 class ConnectServer:
-    """A server with two cores; ``url`` stays the same when it is started again."""
+    """A server with cores; ``url`` stays the same when it is started again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, cores: int = 2) -> None:
         folder.mkdir()
-        self._folder, self._port = folder, free_port()
+        self._folder, self._port, self._cores = folder, free_port(), cores
         self.url = f"sc://127.0.0.1:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
         self._sessions: list[Any] = []
         self.start()
+
+    @property
+    def log(self) -> Path:
+        """What it has printed, and what queries print with the format ``console``."""
+        return self._folder / "server.out"
 
     def start(self) -> None:
         home = ensure_spark_home()
@@ -38,10 +46,12 @@ class ConnectServer:
             **CONF,
             **SMALL,
             **SERVER,
+            **EACH_BATCH,
             "spark.connect.grpc.binding.port": str(self._port),
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
         }
-        command = [str(home / "bin" / "spark-submit"), "--master", "local[2]", "--class", CLASS]
+        command = [str(home / "bin" / "spark-submit"), "--master", f"local[{self._cores}]"]
+        command += ["--class", CLASS]
         for key, value in options.items():
             command += ["--conf", f"{key}={value}"]
         environment = {
@@ -49,7 +59,7 @@ class ConnectServer:
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": search_path(held=False),
         }
-        log = self._folder / "server.out"
+        log = self.log
         started = log.read_text().count("server started at") if log.exists() else 0
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -67,10 +77,11 @@ class ConnectServer:
         )
 
     def kill(self) -> None:
-        """End the server and its Python workers by SIGKILL."""
+        """End the server and its Python workers by SIGKILL, if it runs."""
         assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def session(self, id_: str | None = None) -> SparkSession:
         """Return a new session, or that of an id."""
@@ -86,8 +97,6 @@ class ConnectServer:
 
     def end(self) -> None:
         """Close the clients, which would call for minutes a server that is gone; end the server."""
-        assert self._process is not None
         for session in self._sessions:
             session.client.close()
-        if self._process.poll() is None:
-            self.kill()
+        self.kill()

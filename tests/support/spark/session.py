@@ -2,50 +2,105 @@
 
 from __future__ import annotations
 
-import threading
+import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import streambroker as sb
 from streambroker import PE
 from support.processes.waiting import until
-from support.spark.feeds import DDL, Feed, Row
+from support.spark.checkpoints import written
+from support.spark.feeds import DDL, Feed
 
 SECONDS = 240.0
+PAUSE = 0.05
+"""Seconds between two looks at files of rows, which takes longer than a look at a value."""
 
 
 class Sink:
-    """Collects batches on the driver, exactly once by batch id; can be made to wait."""
+    """Files of Parquet with the rows of a query, read without Spark; each batch once."""
 
-    def __init__(self) -> None:
-        self.rows_of: dict[int, list[Row]] = {}
-        self.entered = threading.Event()
-        self._open = threading.Event()
-        self._open.set()
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    def hold(self) -> None:
-        self.entered.clear()
-        self._open.clear()
-
-    def release(self) -> None:
-        self._open.set()
-
-    def __call__(self, frame: DataFrame, batch: int) -> None:
-        rows = [(r["line"], r["price"], r["name"]) for r in frame.collect()]
-        self.entered.set()
-        self._open.wait(SECONDS)
-        self.rows_of[batch] = rows
+    def start(self, writer: DataStreamWriter) -> StreamingQuery:
+        """Start a query that writes here."""
+        return writer.format("parquet").start(str(self.folder))
 
     @property
-    def rows(self) -> Counter[Row]:
-        return Counter(row for rows in list(self.rows_of.values()) for row in rows)
+    def batches(self) -> dict[int, list[dict[str, Any]]]:
+        """The rows of each batch, by column."""
+        return written(self.folder)
+
+    @property
+    def rows_of(self) -> dict[int, list[tuple[Any, ...]]]:
+        """The rows of each batch."""
+        return {n: [tuple(r.values()) for r in rows] for n, rows in self.batches.items()}
+
+    @property
+    def rows(self) -> Counter[tuple[Any, ...]]:
+        return Counter(row for rows in self.rows_of.values() for row in rows)
 
     def await_rows(self, count: int) -> None:
-        until(lambda: sum(self.rows.values()) >= count, SECONDS, f"{count} rows")
+        def there() -> bool:
+            return sum(map(len, self.batches.values())) >= count
+
+        until(there, SECONDS, f"{count} rows", pause_s=PAUSE)
+
+
+class HeldSink(Sink):
+    """A sink that can be made to wait, without a task.
+
+    A server of Spark Connect calls a copy of it, so all that it knows is in its folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        folder.mkdir()
+        self._held, self._entered = folder / "held", folder / "entered"
+
+    def start(self, writer: DataStreamWriter) -> StreamingQuery:
+        """Start a query, again if a server has waited in vain for its Python process: for 10 s."""
+
+        def started() -> StreamingQuery | None:
+            try:
+                return writer.foreachBatch(self).start()
+            except PySparkException as error:
+                if "failed to connect back" not in str(error):
+                    raise
+                return None
+
+        return until(started, SECONDS, "the query has started")
+
+    def hold(self) -> None:
+        self._entered.unlink(missing_ok=True)
+        self._held.touch()
+
+    def release(self) -> None:
+        self._held.unlink(missing_ok=True)
+
+    @property
+    def entered(self) -> bool:
+        """Whether a batch has come since the last `hold`."""
+        return self._entered.exists()
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        rows = [row.asDict() for row in frame.collect()]
+        self._entered.touch()
+        until(lambda: not self._held.exists(), SECONDS, "the sink is released")
+        hidden = self.folder / f".{batch}"
+        hidden.write_bytes(pickle.dumps(rows))
+        hidden.rename(self.folder / f"{batch}.rows")
+
+    @property
+    def batches(self) -> dict[int, list[dict[str, Any]]]:
+        return {int(f.stem): pickle.loads(f.read_bytes()) for f in self.folder.glob("*.rows")}
 
 
 class Session:
@@ -53,7 +108,7 @@ class Session:
         self.spark, self.folder, self.broker = spark, folder, broker
         self.pes: list[PE] = []
         self.queries: list[StreamingQuery] = []
-        self.sinks: list[Sink] = []
+        self._held: list[HeldSink] = []
 
     def pe(self, job: str, **settings: Any) -> PE:
         pe = sb.start(
@@ -79,19 +134,27 @@ class Session:
         self.queries.append(query)
         return query
 
-    def collect(
-        self, frame: DataFrame, name: str, *, sink: Sink | None = None, **trigger: Any
-    ) -> tuple[StreamingQuery, Sink]:
-        sink = sink or Sink()
-        self.sinks.append(sink)
-        place = str(self.folder / f"ck-{name}")
-        writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", place)
-        query = (writer.trigger(**trigger) if trigger else writer).start()
+    def collect(self, frame: DataFrame, name: str, **trigger: Any) -> tuple[StreamingQuery, Sink]:
+        """Start a query from the checkpoint of a name, into a sink of its own."""
+        sink = Sink(self.folder / f"sink-{len(self.queries)}")
+        return self._write(frame, name, sink, trigger), sink
+
+    def hold(self, frame: DataFrame, name: str) -> tuple[StreamingQuery, HeldSink]:
+        """Start a query whose sink can be made to wait."""
+        sink = HeldSink(self.folder / f"sink-{len(self.queries)}")
+        self._held.append(sink)
+        return self._write(frame, name, sink, {}), sink
+
+    def _write(
+        self, frame: DataFrame, name: str, sink: Sink, trigger: dict[str, Any]
+    ) -> StreamingQuery:
+        writer = frame.writeStream.option("checkpointLocation", str(self.folder / f"ck-{name}"))
+        query = sink.start(writer.trigger(**trigger) if trigger else writer)
         self.queries.append(query)
-        return query, sink
+        return query
 
     def end(self) -> None:
-        for sink in self.sinks:
+        for sink in self._held:
             sink.release()
         for query in self.queries:
             query.stop()

@@ -143,12 +143,12 @@ def _link(link: Path, target: Path) -> None:
 
 
 def session(name: str, *, cores: int = 2, conf: dict[str, str] | None = None) -> SparkSession:
-    """Return a local Spark session.
+    """Return a local Spark session, or one of the Spark Connect server that ``SPARK_REMOTE`` names.
 
     Args:
         name: application name.
-        cores: task slots.
-        conf: settings on top of :data:`CONF`.
+        cores: task slots; a server has its own.
+        conf: settings on top of :data:`CONF`; a server takes those of a session.
 
     Raises:
         JavaMissingError: see :func:`ensure_java`.
@@ -158,9 +158,12 @@ def session(name: str, *, cores: int = 2, conf: dict[str, str] | None = None) ->
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(f"local[{cores}]").appName(name)
+    remote = os.environ.get("SPARK_REMOTE")
+    builder = SparkSession.builder.appName(name)
+    builder = builder.remote(remote) if remote else builder.master(f"local[{cores}]")
     for key, value in {**CONF, **(conf or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    if not remote:
+        spark.sparkContext.setLogLevel("ERROR")
     return spark

@@ -20,6 +20,7 @@ from support.spark.operators import Multiply, SetFactor
 from support.spark.session import SECONDS, Session
 from support.spark.tables import Table
 
+pytestmark = pytest.mark.both_kinds
 TRADES = {"kind": "trade"}
 
 

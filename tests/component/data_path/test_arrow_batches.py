@@ -47,16 +47,16 @@ def test_a_published_batch_has_so_many_rows_and_the_session_is_as_it_was(
 
 
 @pytest.mark.parametrize("key", [BYTES_SETTING, ROWS_SETTING])
-def test_a_limit_that_the_user_set_stays_alone(spark: SparkSession, key: str) -> None:
-    spark.conf.set(key, "9999")
+def test_a_limit_that_the_user_set_stays_alone(session: SparkSession, key: str) -> None:
+    session.conf.set(key, "9999")
     try:
-        with limit_batches_by_rows(spark, spark.range(1).schema):
+        with limit_batches_by_rows(session, session.range(1).schema):
             assert {
-                k: v for k, v in spark.conf.getAll.items() if k in (BYTES_SETTING, ROWS_SETTING)
+                k: v for k, v in session.conf.getAll.items() if k in (BYTES_SETTING, ROWS_SETTING)
             } == {key: "9999"}
-        assert spark.conf.get(key) == "9999"
+        assert session.conf.get(key) == "9999"
     finally:
-        spark.conf.unset(key)
+        session.conf.unset(key)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_limit_that_the_user_set_stays_alone(spark: SparkSession, key: str) ->
     ],
 )
 def test_types_of_large_values_keep_the_limit_in_bytes(
-    spark: SparkSession, ddl: str, counted: bool
+    session: SparkSession, ddl: str, counted: bool
 ) -> None:
-    with limit_batches_by_rows(spark, DataType.fromDDL(ddl)):
-        assert (BYTES_SETTING in spark.conf.getAll) is counted
+    with limit_batches_by_rows(session, DataType.fromDDL(ddl)):
+        assert (BYTES_SETTING in session.conf.getAll) is counted

@@ -11,7 +11,7 @@ from streambroker import PE
 from support.processes.waiting import until
 from support.spark.checkpoints import committed, offset
 from support.spark.feeds import DDL, Feed
-from support.spark.session import SECONDS, Session, Sink, exporter_status, only_reader
+from support.spark.session import SECONDS, HeldSink, Session, exporter_status, only_reader
 
 SMALL = {"maxBytes": "64Ki"}
 
@@ -21,7 +21,7 @@ class Waiting(NamedTuple):
 
     feed: Feed
     exporter: PE
-    sink: Sink
+    sink: HeldSink
 
 
 def all_rows(feed: Feed) -> set[tuple[int, float, str]]:
@@ -44,12 +44,12 @@ def test_under_drop_every_row_is_delivered_filtered_or_dropped(
         start="earliest",
         schema=DDL,
     )
-    query, sink = jobs.collect(frame, "in")
+    query, sink = jobs.hold(frame, "in")
     feed.release()
     sink.await_rows(1)
     sink.hold()
     feed.release()
-    assert sink.entered.wait(SECONDS)
+    until(lambda: sink.entered, SECONDS, "a batch is held")
     feed.release(14)
     until(
         lambda: exporter_status(exporter, "out")["publisher"]["batch"] == 15,
@@ -87,7 +87,7 @@ def waiting(jobs: Session, tmp_path: Path) -> Waiting:
     exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
     jobs.publish(exporter, feed, "out", properties={"kind": "a"}, buffer=SMALL)
     frame = importer.subscribe("in", 'kind == "a"', start="earliest", schema=DDL)
-    _, sink = jobs.collect(frame, "in")
+    _, sink = jobs.hold(frame, "in")
     feed.release()
     sink.await_rows(1)
     sink.hold()

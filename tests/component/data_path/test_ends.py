@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_an_export_with_a_wait_limit_goes_on_and_its_slow_reader_learns_what_it_
     buffer = {"maxBytes": "64Ki", "waitLimit": "1s"}
     jobs.publish(exporter, feed, "out", properties={"kind": "a"}, buffer=buffer)
     frame = importer.subscribe("in", 'kind == "a"', start="earliest", schema=DDL)
-    query, sink = jobs.collect(frame, "in")
+    query, sink = jobs.hold(frame, "in")
     feed.release()
     sink.await_rows(1)
     sink.hold()
@@ -76,3 +77,22 @@ def test_an_export_with_a_wait_limit_goes_on_and_its_slow_reader_learns_what_it_
     assert max(sink.rows.values()) == 1
     assert not reader["turned"]
     assert query.exception() is None
+
+
+@pytest.mark.both_kinds
+def test_a_query_ends_when_its_exports_have_ended(jobs: Session, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "feed")
+    exporter, importer = jobs.pe("feed"), jobs.pe("alerts")
+    publishing = jobs.publish(exporter, feed, "out", properties={"kind": "a"})
+    frame = importer.subscribe("in", 'kind == "a"', start="earliest", schema=DDL, stop_at_end=True)
+    query, sink = jobs.collect(frame, "in")
+    feed.release(2)
+    sink.await_rows(2 * feed.rows_per_file)
+    publishing.processAllAvailable()
+    publishing.stop()
+    exporter.exports["out"].finish()
+
+    query.awaitTermination(int(SECONDS))
+
+    assert not query.isActive
+    assert sink.rows == Counter(row for file in range(2) for row in feed.rows(file))

@@ -11,6 +11,8 @@ from support.processes.waiting import until
 from support.spark.feeds import DDL, Feed
 from support.spark.session import SECONDS, Session, exporter_status
 
+CORES = 2
+"""Of each session of these tests."""
 SMALL = {"maxBytes": "64Ki"}
 ROUND, ROUNDS = 100.0, 3
 """What each way round a ring adds to the price, which is less before; and how often a row goes."""
@@ -35,7 +37,7 @@ def test_while_its_export_is_full_a_relay_holds_no_task_and_loses_nothing(
         relay.publish(frame, "out", properties=kind, buffer=SMALL, checkpoint=tmp_path / "ck-relay")
     )
     wanted = importer.subscribe("in", 'kind == "b"', start="earliest", schema=DDL)
-    _, sink = jobs.collect(wanted, "in")
+    _, sink = jobs.hold(wanted, "in")
     feed.release()
     sink.await_rows(1)
     sink.hold()
@@ -49,9 +51,9 @@ def test_while_its_export_is_full_a_relay_holds_no_task_and_loses_nothing(
         SECONDS,
         "the export before it goes on",
     )
-    # All cores are free for whom it waits for: the tasks of the others have ended.
-    tracker = jobs.spark.sparkContext.statusTracker()
-    until(lambda: not tracker.getActiveStageIds(), SECONDS, "no task runs")
+    # Tasks of a barrier run at the same time: both cores are free for what it waits for.
+    frame = jobs.spark.range(0, CORES, 1, CORES)
+    assert frame.mapInArrow(lambda rows: rows, "id bigint", barrier=True).count() == CORES
     assert gated(relay)
     assert exporter_status(relay, "out")["publisher"]["batch"] == at
 

@@ -140,12 +140,12 @@ def test_properties_that_cannot_be_kept_are_refused_before_anything_is_declared(
     ],
 )
 def test_options_are_checked_when_the_stream_is_loaded(
-    spark: SparkSession, tmp_path: Path, settings: dict[str, str], message: str
+    session: SparkSession, tmp_path: Path, settings: dict[str, str], message: str
 ) -> None:
     from pe_agent.datasource import StreambrokerDataSource
 
-    spark.dataSource.register(StreambrokerDataSource)
-    reader = spark.readStream.format("streambroker").options(**settings)
+    session.dataSource.register(StreambrokerDataSource)
+    reader = session.readStream.format("streambroker").options(**settings)
 
     with pytest.raises(PySparkException, match=message):
         reader.schema(SCHEMA).load().writeStream.format("noop").option(

@@ -7,7 +7,9 @@ import os
 import shutil
 import signal
 import uuid
+from contextlib import redirect_stdout
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +126,13 @@ def test_conditions_of_a_batch_read_are_evaluated_by_its_exporters(
         frame = importer.imports["in"].read()
         chosen = frame.where("line < 20 AND price > 5 AND name LIKE '%1%'")
         assert set(chosen.collect()) == wanted
-        plan = str(chosen._jdf.queryExecution().executedPlan())
+        with redirect_stdout(StringIO()) as plan:
+            chosen.explain()
     finally:
         jobs.spark.conf.unset(PUSHDOWN)
 
     assert wanted
-    filtered = next(line for line in plan.splitlines() if "Filter" in line)
+    filtered = next(line for line in plan.getvalue().splitlines() if "Filter" in line)
     assert ("line" in filtered, "price" in filtered) == (not pushes, True)
 
 
@@ -204,21 +207,15 @@ def test_source_and_columns_say_whence_a_row_came(jobs: Session, feed: Feed) -> 
         "in", 'kind == "a"', start="earliest", schema=SCHEMA, columns=["line"], source=True
     )
     assert frame.columns == ["line", "_source"]
-    seen: list[tuple[int, str, str, int]] = []
-    query = (
-        frame.writeStream.foreachBatch(
-            lambda df, _: seen.extend(
-                (r["line"], r["_source"]["job"], r["_source"]["port"], r["_source"]["epoch"])
-                for r in df.collect()
-            )
-        )
-        .option("checkpointLocation", str(jobs.folder / "ck-source"))
-        .start()
-    )
-    jobs.queries.append(query)
+    _, sink = jobs.collect(frame, "source")
     feed.release(2)
-    until(lambda: len(seen) >= 100, SECONDS, "100 rows")
+    sink.await_rows(100)
 
+    seen = [
+        (line, source["job"], source["port"], source["epoch"])
+        for rows in sink.rows_of.values()
+        for line, source in rows
+    ]
     assert sorted(seen) == [(line, "feed", "out", line // 50) for line in range(100)]
 
 
@@ -311,7 +308,7 @@ def test_an_import_beside_another_source_does_not_hold_it_up(
 
 
 def test_an_idle_import_is_one_batch_and_no_more(jobs: Session, feed: Feed) -> None:
-    _, _ = read(jobs)
+    _, sink = read(jobs)
     until(lambda: committed(jobs.folder / "ck-in") >= 0, SECONDS, "the first batch")
     last = jobs.queries[-1]
     until(
@@ -325,7 +322,7 @@ def test_an_idle_import_is_one_batch_and_no_more(jobs: Session, feed: Feed) -> N
     )
     numbers = [b.number for b in batches(jobs.folder / "ck-in")]
     feed.release(1)
-    jobs.sinks[-1].await_rows(50)
+    sink.await_rows(50)
 
     assert len(numbers) <= 2
     assert [b.ranges for b in batches(jobs.folder / "ck-in")][: len(numbers)] == [{}] * len(numbers)

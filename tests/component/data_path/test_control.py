@@ -17,7 +17,7 @@ from streambroker_core.model.schema import parse_ddl, to_items
 from support.processes.waiting import until
 from support.spark.feeds import DDL as COLUMNS
 from support.spark.feeds import Feed
-from support.spark.session import SECONDS, Session
+from support.spark.session import PAUSE, SECONDS, Session, Sink
 
 BUCKETS = 3
 
@@ -28,20 +28,28 @@ class Note:
 
 
 class Windows:
-    """Collects what batches give each bucket, by batch id."""
+    """What batches have given each bucket, by batch id; each run of the query has a sink."""
 
     def __init__(self) -> None:
-        self.of: dict[int, dict[int, tuple[list[int], list[Any]]]] = {}
+        self.sinks: list[Sink] = []
 
-    def __call__(self, frame: DataFrame, batch: int) -> None:
+    @property
+    def of(self) -> dict[int, dict[int, tuple[list[int], list[Any]]]]:
+        batches = {batch: rows for sink in self.sinks for batch, rows in sink.batches.items()}
+        return {batch: self._unpacked(rows) for batch, rows in batches.items()}
+
+    @staticmethod
+    def _unpacked(rows: list[Any]) -> dict[int, tuple[list[int], list[Any]]]:
         found: dict[int, tuple[list[int], list[Any]]] = {}
-        for row in frame.where("n > 0").collect():
-            arrival = unpack(Packed(seq=row["seq"], n=row["n"], payload=bytes(row["payload"])))
+        for row in rows:
+            if row["n"] == 0:
+                continue
+            arrival = unpack(Packed(seq=row["seq"], n=row["n"], payload=row["payload"]))
             lines, tuples = found.setdefault(row["bucket"], ([], []))
             if arrival.rows is not None:
                 lines += arrival.rows.column("line").to_pylist()
             tuples += [one.payload for _, one in arrival.control]
-        self.of[batch] = found
+        return found
 
     @property
     def reported(self) -> list[tuple[set[int], list[Any]]]:
@@ -96,21 +104,24 @@ def publish_packed(jobs: Session, pe: PE, feed: Feed, port: str) -> None:
 
 def read_packed(jobs: Session, pe: PE, windows: Windows, **more: str) -> Any:
     pe.subscribe("in", 'kind == "a"', start="earliest", schema=COLUMNS)
-    query = (
+    frame = (
         jobs.spark.readStream.format("streambroker")
         .options(control="true", columns=COLUMNS, buckets=str(BUCKETS), key="name", **more)
         .options(**{"import": "in"}, **pe.context.agent_options())
         .load()
-        .writeStream.foreachBatch(windows)
-        .option("checkpointLocation", str(jobs.folder / "ck-in"))
-        .start()
     )
-    jobs.queries.append(query)
+    query, sink = jobs.collect(frame, "in")
+    windows.sinks.append(sink)
     return query
 
 
 def await_reported(windows: Windows, what: Any) -> None:
-    until(lambda: any(what in t for _, t in windows.reported), SECONDS, f"tuple {what!r}")
+    until(
+        lambda: any(what in t for _, t in windows.reported),
+        SECONDS,
+        f"tuple {what!r}",
+        pause_s=PAUSE,
+    )
 
 
 @pytest.fixture
