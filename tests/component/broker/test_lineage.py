@@ -8,12 +8,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from yarl import URL
 
 from streambroker_operator import lineage
 from streambroker_operator.broker import Broker
+from streambroker_operator.cli.app import main
 from streambroker_operator.lineage import LineageSender, LineageTarget, read_url, retry_delay_s
-from support.brokers.brokers import EXPORT, IMPORT, Rest, running_broker
+from support.brokers.brokers import EXPORT, IMPORT, BrokerProcess, Rest, running_broker
 from support.brokers.lineage import DROP, Receiver, name_of, receiver
 from support.clusters.calls import true
 
@@ -220,6 +223,48 @@ async def test_an_error_in_the_sender_leaves_the_broker_running(
 
         assert (await rest("GET", FEED)).status == 200
         assert "lineage is not sent any more" in caplog.text
+
+
+async def test_the_command_sends_to_the_url_with_the_token_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMBROKER_LINEAGE_TOKEN", "t")
+    async with receiver() as got:
+        monkeypatch.setenv("STREAMBROKER_LINEAGE_URL", str(URL(got.url).origin()))
+        arguments = ("--port", "0", "--lineage-namespace", "prod")
+        process = BrokerProcess(tmp_path / "db", *arguments)
+        async with aiohttp.ClientSession() as session:
+            rest = Rest(await asyncio.to_thread(process.url), session)
+            await rest("PUT", FEED, EXPORT)
+            event = await got.until_named(DATASET, 1)
+            await got.until_named(EXPORTER, 1)
+        process.process.terminate()
+        status, _ = await asyncio.to_thread(process.end, 60.0)
+        assert status == 0
+
+        assert event["dataset"]["namespace"] == "streambroker://prod"
+        assert got.tokens == {"Bearer t"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "token", "message"),
+    [
+        (["up", "--lineage-url", "marquez"], "t", "--lineage-url: 'marquez' is not a URL"),
+        (["operator", "--lineage-url", "h:1"], "t", "--lineage-url: 'h:1' is not a URL"),
+        (["up", "--lineage-namespace", "a b"], "t", "--lineage-namespace: 'a b' is not a name"),
+        (["up", "--lineage-url", "http://h"], "a b", "STREAMBROKER_LINEAGE_TOKEN is not a token"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(
+    arguments: list[str],
+    token: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("STREAMBROKER_LINEAGE_TOKEN", token)
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_delays_grow_up_to_a_limit_and_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
