@@ -63,8 +63,7 @@ class Broker:
         self._certificate = certificate
         self._page, self._peek = page, peek
         self._certificate_task: asyncio.Task[None] | None = None
-        self._lineage = lineage
-        self._lineage_sender: LineageSender | None = None
+        self._lineage = None if lineage is None else LineageSender(lineage)
         self.url = ""
 
     async def start(self) -> None:
@@ -102,7 +101,7 @@ class Broker:
         if certificate is not None:
             self._certificate_task = asyncio.create_task(certificate.follow())
         if self._lineage is not None:
-            self._lineage_sender = LineageSender(self._lineage, self.runtime, lambda: True)
+            self._lineage.start(self.runtime)
 
     def _read_tokens(self) -> TokenFile | None:
         """Return the tokens; refuse a non-loopback address without tokens or without TLS."""
@@ -133,8 +132,8 @@ class Broker:
         """Finish running requests, then close everything."""
         if self._certificate_task is not None:
             self._certificate_task.cancel()
-        if self._lineage_sender is not None:
-            await self._lineage_sender.stop()
+        if self._lineage is not None:
+            await self._lineage.stop()
         self.runtime.publisher.close()
         await self._runner.cleanup()
         self._close()

@@ -78,20 +78,19 @@ def read_url(text: str) -> str:
 
 
 class LineageSender:
-    """Follows the board and sends events to one receiver.
-
-    Args:
-        leads: returns whether this process sends.
+    """Follows the board and sends events to one receiver, once it is started.
 
     Attributes:
         results: number of attempts by result: ``sent``, ``failed``, ``refused``.
         problem: why the last attempt failed; empty if it did not.
     """
 
-    def __init__(self, target: LineageTarget, runtime: Runtime, leads: Callable[[], bool]) -> None:
+    _runtime: Runtime
+    _leads: Callable[[], bool]
+    _task: asyncio.Task[None]
+
+    def __init__(self, target: LineageTarget) -> None:
         self._target = target
-        self._runtime = runtime
-        self._leads = leads
         release = version("streambroker-operator")
         self._lineage = Lineage(
             namespace=target.namespace, producer=f"urn:streambroker:broker:{release}"
@@ -103,12 +102,16 @@ class LineageSender:
         self._failures = 0
         self.results: Counter[str] = Counter()
         self.problem = ""
-        self._task = asyncio.create_task(self._run())
 
     @property
     def pending(self) -> int:
         """Number of jobs and datasets that may have changed since they were sent."""
         return len(self._pending)
+
+    def start(self, runtime: Runtime, leads: Callable[[], bool] = lambda: True) -> None:
+        """Start sending what `runtime` has, while `leads` returns True."""
+        self._runtime, self._leads = runtime, leads
+        self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
         """Stop sending; the next leader sends what is pending."""
@@ -152,9 +155,14 @@ class LineageSender:
         """Send events of the keys that are pending now, up to the first one to be retried."""
         for key in list(self._pending):
             await asyncio.sleep(0)
-            if not self._leads() or not await self._send(session, key):
+            if not self._leads():
                 return
-            self._pending.pop(key)
+            is_done = await self._send(session, key)
+            del self._pending[key]
+            if not is_done:
+                # The last one next time: an event that always fails does not hold up the others.
+                self._pending[key] = None
+                return
 
     async def _send(self, session: aiohttp.ClientSession, key: _Key) -> bool:
         """Send the event of a key if its content is new; return False if it must be retried."""

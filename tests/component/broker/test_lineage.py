@@ -41,8 +41,8 @@ async def sending(
 
 
 def sender_of(broker: Broker) -> LineageSender:
-    assert broker._lineage_sender is not None
-    return broker._lineage_sender
+    assert broker._lineage is not None
+    return broker._lineage
 
 
 async def connect(rest: Rest) -> None:
@@ -166,6 +166,17 @@ async def test_an_event_that_is_refused_is_not_sent_again(
 
         assert sender.results == {"refused": 1, "sent": 3}
         assert "is refused and not sent again: HTTP 422 as the test wants" in caplog.text
+
+
+async def test_an_event_that_always_fails_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    async with receiver() as got, sending(tmp_path / "db", got) as (rest, sender):
+        got.hated = DATASET
+        await connect(rest)
+        await got.until_named(EXPORTER, 1)
+        await got.until_named(IMPORTER, 1)
+        assert await true(lambda: sender.pending == 1)
+        got.hated = ""
+        await got.until_named(DATASET, 1)
 
 
 async def test_a_broker_that_starts_sends_everything_once(tmp_path: Path) -> None:

@@ -75,12 +75,14 @@ class Receiver:
 
     Attributes:
         failures: statuses for the next requests, which are not kept as events then.
+        hated: name of a dataset or job whose events get 500.
         attempts: number of requests.
     """
 
     url: str = ""
     events: list[dict[str, Any]] = field(default_factory=list)
     failures: list[int] = field(default_factory=list)
+    hated: str = ""
     attempts: int = 0
     tokens: set[str | None] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
@@ -94,6 +96,8 @@ class Receiver:
                 request.transport.abort()
             return web.Response(status=status or 500, text="as the test wants")
         event = await request.json()
+        if name_of(event) == self.hated:
+            return web.Response(status=500)
         self.tokens.add(request.headers.get("Authorization"))
         self.wrong += problems(event)
         self.events.append(event)

@@ -172,7 +172,8 @@ class ClusterBroker:
             asyncio.create_task(self._supervise(part)) for part in (self.lease.run(), *components)
         ]
         if settings.lineage is not None:
-            self._monitor.lineage = LineageSender(settings.lineage, self.runtime, self._leads)
+            self._monitor.lineage = LineageSender(settings.lineage)
+            self._monitor.lineage.start(self.runtime, self._leads)
 
     def _build(self, objects: Objects, reviews: ReviewClient, secret: bytes) -> None:
         settings, machine = self._settings, Board()
