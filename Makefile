@@ -128,7 +128,7 @@ test: $(READY) ## checks and all but slow tests; those on an API server only if 
 	$(MAPPED) $(BIN)/python tests/run.py -m "$(SELECTED)" --durations 20
 
 .PHONY: test-all
-test-all: $(READY) kube-assets operator-crds storage-server kafka-jars asyncapi-schema .promtool/usr/bin/promtool .postgresql/.ready ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
+test-all: $(READY) kube-assets operator-crds storage-server kafka-jars asyncapi-schema openlineage-schema .promtool/usr/bin/promtool .postgresql/.ready ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test SELECTED="not long and not node"
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test-console
 
@@ -222,6 +222,13 @@ storage-server: ## build versitygw, the S3 server of the tests, once: 4 minutes,
 .PHONY: asyncapi-schema
 asyncapi-schema: ## fetch the official schema of AsyncAPI for the tests, once: needs npm
 	test -f .asyncapi/package/schemas/3.0.0.json || { mkdir -p .asyncapi && cd .asyncapi && npm pack --silent @asyncapi/specs@6.11.1 > archive && tar -xzf "$$(cat archive)" package/schemas/3.0.0.json; } || echo "asyncapi-schema: not fetched, so a test will be skipped"
+
+# Kept in .openlineage. The project has no package of its schemas; the tests of this crate have them as they are. `cargo info`
+# fetches one crate without what it depends on. Without it, tests check the form of events by hand.
+OPENLINEAGE := datafusion-openlineage-0.0.12/tests/schemas/openlineage
+.PHONY: openlineage-schema
+openlineage-schema: ## fetch the official schemas of OpenLineage for the tests, once: needs cargo
+	test -f .openlineage/OpenLineage.json || { mkdir -p .openlineage && CARGO_HOME=$(CURDIR)/.openlineage/cargo cargo info --quiet datafusion-openlineage@0.0.12 > .openlineage/info && cp -r .openlineage/cargo/registry/src/*/$(OPENLINEAGE)/. .openlineage/; } || echo "openlineage-schema: not fetched, so tests of lineage will be skipped"
 
 # Kept in benchmarks/peer, where `make bench-setup` adds Flink. A test runs this Kafka; without it, it is skipped.
 .PHONY: kafka-jars

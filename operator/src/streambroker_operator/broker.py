@@ -11,6 +11,7 @@ from typing import Protocol
 
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.errors import AddressError, OpenError
+from streambroker_operator.lineage import LineageSender, LineageTarget
 from streambroker_operator.rest.app import create_app
 from streambroker_operator.rest.guard.connections import connection_limit
 from streambroker_operator.rest.guard.rate_limits import RateLimits
@@ -36,6 +37,7 @@ class Broker:
         certificate: certificate file and key file; None for no TLS.
         page: whether the page is served at ``/ui/``.
         peek: whether callers may look at rows.
+        lineage: receives the graph; None for no receiver.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Broker:
         certificate: tuple[Path, Path] | None = None,
         page: bool = True,
         peek: bool = True,
+        lineage: LineageTarget | None = None,
     ) -> None:
         self._db = db
         self._host = host
@@ -60,6 +63,7 @@ class Broker:
         self._certificate = certificate
         self._page, self._peek = page, peek
         self._certificate_task: asyncio.Task[None] | None = None
+        self._lineage = None if lineage is None else LineageSender(lineage)
         self.url = ""
 
     async def start(self) -> None:
@@ -96,6 +100,8 @@ class Broker:
             raise
         if certificate is not None:
             self._certificate_task = asyncio.create_task(certificate.follow())
+        if self._lineage is not None:
+            self._lineage.start(self.runtime)
 
     def _read_tokens(self) -> TokenFile | None:
         """Return the tokens; refuse a non-loopback address without tokens or without TLS."""
@@ -126,6 +132,8 @@ class Broker:
         """Finish running requests, then close everything."""
         if self._certificate_task is not None:
             self._certificate_task.cancel()
+        if self._lineage is not None:
+            await self._lineage.stop()
         self.runtime.publisher.close()
         await self._runner.cleanup()
         self._close()

@@ -122,6 +122,8 @@ def test_maps_that_users_fill_hold_texts_only() -> None:
         ({"networkPolicy": {"apiServerCidrs": ["10.0.0.1"]}}, "/networkPolicy/apiServerCidrs/0"),
         ({"resources": {"limits": {"memory": "1GB"}}}, "/resources/limits/memory"),
         ({"podLabels": {"a": "not a label"}}, "/podLabels/a"),
+        ({"lineage": {"url": "marquez:5000"}}, "/lineage/url"),
+        ({"lineage": {"url": "http://me:secret@marquez"}}, "/lineage/url"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused(values: dict[str, Any], reported: str) -> None:
@@ -213,6 +215,9 @@ def test_values_become_options_of_the_operator() -> None:
     assert "--watch-namespaces=*" in arguments(charts.objects({"watchNamespaces": "*"}))
     limited = arguments(charts.objects({"statusesPerSecond": 0.5}))
     assert "--statuses-per-s=0.5" in limited
+    lineage = {"url": "http://marquez:5000", "namespace": "prod"}
+    sending = arguments(charts.objects({"lineage": lineage}))
+    assert {"--lineage-url=http://marquez:5000", "--lineage-namespace=prod"} <= set(sending)
     by_broker = charts.objects({"key": {"create": False, "byBroker": True}})
     assert "--make-secret" in arguments(by_broker)
     secured = arguments(charts.objects(charts.VARIANTS["TLS self-signed"]))
@@ -297,3 +302,36 @@ def test_labels_of_the_user_do_not_take_the_pods_from_their_deployment() -> None
     deployment = charts.one(found, "Deployment")["spec"]
     wanted = deployment["selector"]["matchLabels"].items()
     assert wanted <= deployment["template"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(
+    ("values", "port"),
+    [
+        ({"url": "http://marquez:5000"}, 5000),
+        ({"url": "http://marquez/api"}, 80),
+        ({"url": "https://marquez"}, 443),
+        ({"url": "http://[fd00::1]:81"}, 81),
+        ({"url": "http://marquez", "port": 5000}, 5000),
+    ],
+)
+def test_brokers_may_reach_the_receiver_of_lineage(values: dict[str, Any], port: int) -> None:
+    def egress(found: list[charts.Object]) -> list[Any]:
+        rules: list[Any] = charts.one(found, "NetworkPolicy")["spec"]["egress"]
+        return rules
+
+    before, after = egress(charts.objects()), egress(charts.objects({"lineage": values}))
+    added = [rule for rule in after if rule not in before]
+    assert added == [{"ports": [{"protocol": "TCP", "port": port}]}]
+
+
+def test_the_token_for_lineage_comes_from_its_secret_and_only_if_lineage_is_sent() -> None:
+    def variables(lineage: dict[str, str]) -> list[Any]:
+        deployment = charts.one(charts.objects({"lineage": lineage}), "Deployment")
+        env: list[Any] = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+        return [one for one in env if one["name"] == "STREAMBROKER_LINEAGE_TOKEN"]
+
+    source = {"secretKeyRef": {"name": "marquez", "key": "token"}}
+    (found,) = variables({"url": "http://marquez", "secretName": "marquez"})
+    assert found["valueFrom"] == source
+    assert variables({"secretName": "marquez"}) == []
+    assert variables({"url": "http://marquez"}) == []

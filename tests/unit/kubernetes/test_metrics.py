@@ -37,6 +37,8 @@ FULL: dict[str, Labelled] = {
     "sweep_differences": {("exports", "ghost"): 2},
     "api_writes": {("status", "done"): 11},
     "reviews": {("token", "failed"): 1},
+    "lineage_pending": {(): 3},
+    "lineage_events": {("sent",): 5},
 }
 
 
@@ -58,6 +60,9 @@ def test_what_is_read_is_reported_under_its_name() -> None:
     assert found["streambroker_watch_age_seconds{kind=exports}"] == 0.5
     assert found["streambroker_namespace_followed{kind=exports,watched=jobs}"] == 1
     assert found["streambroker_namespace_followed{kind=imports,watched=jobs}"] == 0
+    assert found["streambroker_lineage_pending{}"] == 3
+    assert found["streambroker_lineage_events_total{result=sent}"] == 5
+    assert found["streambroker_lineage_events_total{result=refused}"] == 0
     assert found["streambroker_resources{kind=imports,state=refused}"] == 1
     assert found["streambroker_agents{state=away}"] == 1
     assert found["streambroker_reported_routes{state=waits}"] == 1

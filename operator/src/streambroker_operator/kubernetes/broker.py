@@ -42,6 +42,7 @@ from streambroker_operator.kubernetes.watch.kopf_feeder import KopfFeeder
 from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
 from streambroker_operator.kubernetes.webhook.review import review
 from streambroker_operator.kubernetes.webhook.server import Webhook
+from streambroker_operator.lineage import LineageSender, LineageTarget
 from streambroker_operator.rest.agents.reports import REPORTS
 from streambroker_operator.rest.app import create_app
 from streambroker_operator.rest.guard.connections import connection_limit
@@ -86,6 +87,7 @@ class Settings:
         statuses_per_s: maximum status writes per second; 0 for the limit of the API server only.
         page: whether the page is served at ``/ui/``.
         peek: whether callers may look at rows.
+        lineage: receives the graph from the leader; None for no receiver.
         drain_s: seconds that a stopping broker keeps serving, until callers stop using it.
     """
 
@@ -109,6 +111,7 @@ class Settings:
     statuses_per_s: float = 0.0
     page: bool = True
     peek: bool = True
+    lineage: LineageTarget | None = None
     drain_s: float = 3.0
     lease_timing: LeaseTiming = field(default_factory=LeaseTiming)
     timing: Timing = field(default_factory=Timing)
@@ -168,6 +171,9 @@ class ClusterBroker:
         self._tasks = [
             asyncio.create_task(self._supervise(part)) for part in (self.lease.run(), *components)
         ]
+        if settings.lineage is not None:
+            self._monitor.lineage = LineageSender(settings.lineage)
+            self._monitor.lineage.start(self.runtime, self._leads)
 
     def _build(self, objects: Objects, reviews: ReviewClient, secret: bytes) -> None:
         settings, machine = self._settings, Board()
@@ -242,6 +248,8 @@ class ClusterBroker:
             await asyncio.gather(leasing, return_exceptions=True)
             await self.lease.release()
             await asyncio.sleep(self._settings.drain_s)
+        if self._monitor.lineage is not None:
+            await self._monitor.lineage.stop()
         self.runtime.publisher.close()
         for task in self._tasks:
             task.cancel()

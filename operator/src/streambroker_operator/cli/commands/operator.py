@@ -11,7 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from streambroker_operator.cli.commands.up import add_broker_options, certificate_pair, tcp_port
+from streambroker_operator.cli.commands.up import (
+    add_broker_options,
+    certificate_pair,
+    lineage_target,
+    tcp_port,
+)
 from streambroker_operator.cli.io.errors import OK
 from streambroker_operator.cli.io.options import one_of, seconds_between
 from streambroker_operator.cli.io.terminal import print_text
@@ -107,6 +112,7 @@ def _run(options: argparse.Namespace) -> int:
         statuses_per_s=options.statuses_per_s,
         page=not options.no_ui,
         peek=not options.no_peek,
+        lineage=lineage_target(options),
         drain_s=options.drain,
     )
     broker = ClusterBroker(settings)

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streambroker_client.errors import BrokerError
 from streambroker_operator.cli.io.errors import OK, UsageError
-from streambroker_operator.cli.io.options import add_output, add_remote_command, client_for, one_of
+from streambroker_operator.cli.io.options import (
+    add_output,
+    add_remote_command,
+    check_token,
+    client_for,
+    one_of,
+)
 from streambroker_operator.cli.io.terminal import print_text
 from streambroker_operator.cli.output.table import print_answer
 
 if TYPE_CHECKING:
     from streambroker_client.connection import Connection
+    from streambroker_operator.lineage import LineageTarget
 
 MAX_TCP_PORT = 65_535
+_NAMESPACE = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
 
 def add(commands: Any) -> None:
@@ -50,7 +60,7 @@ def add(commands: Any) -> None:
 
 
 def add_broker_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of every broker: rate limits, log level and the page."""
+    """Add the options of every broker: rate limits, log level, the page and lineage."""
     command.add_argument(
         "--limit",
         action="append",
@@ -67,6 +77,21 @@ def add_broker_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--no-ui", action="store_true", help="serve no page at /ui/")
     command.add_argument("--no-peek", action="store_true", help="show rows of exports to no caller")
+    command.add_argument(
+        "--lineage-url",
+        type=_parse_lineage_url,
+        default=os.environ.get("STREAMBROKER_LINEAGE_URL") or None,
+        metavar="URL",
+        help="send the graph there as OpenLineage events, with the token of"
+        " $STREAMBROKER_LINEAGE_TOKEN if set; default $STREAMBROKER_LINEAGE_URL, or none",
+    )
+    command.add_argument(
+        "--lineage-namespace",
+        default="streambroker",
+        type=_parse_lineage_namespace,
+        metavar="NAME",
+        help="namespace of this broker's jobs in OpenLineage; default streambroker",
+    )
 
 
 def tcp_port(text: str) -> int:
@@ -83,6 +108,34 @@ def _parse_limit(text: str) -> tuple[str, float]:
         return read_limit(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _parse_lineage_url(text: str) -> str:
+    from streambroker_operator.lineage import read_url
+
+    try:
+        return read_url(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _parse_lineage_namespace(text: str) -> str:
+    if not _NAMESPACE.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a namespace; write letters, digits and . _ : -"
+        )
+    return text
+
+
+def lineage_target(options: argparse.Namespace) -> LineageTarget | None:
+    """Return where lineage is sent; None for nowhere."""
+    if options.lineage_url is None:
+        return None
+    from streambroker_operator.lineage import LineageTarget
+
+    where = "STREAMBROKER_LINEAGE_TOKEN"
+    token = check_token(os.environ.get(where, "").strip(), where)
+    return LineageTarget(url=options.lineage_url, namespace=options.lineage_namespace, token=token)
 
 
 def _up(options: argparse.Namespace) -> int:
@@ -107,6 +160,7 @@ def _up(options: argparse.Namespace) -> int:
         limits=RateLimits(**dict(options.limit)),
         page=not options.no_ui,
         peek=not options.no_peek,
+        lineage=lineage_target(options),
     )
     asyncio.run(serve(broker, lambda url: print_text(_greeting(url, options))))
     return OK

@@ -188,9 +188,14 @@ def _read_token(file: Path | None) -> str | None:
             raise UsageError(f"The token file {file} cannot be read: {error}.") from error
         if not text:
             raise UsageError(f"The token file {file} is empty; it holds the token alone.")
+    return check_token(text, where) or None
+
+
+def check_token(text: str, where: str) -> str:
+    """Return a bearer token; refuse one that no header can carry. `where` names its source."""
     if not text.isascii() or any(c.isspace() or not c.isprintable() for c in text):
         raise UsageError(f"{where} is not a token: it has to be one word of ASCII.")
-    return text or None
+    return text
 
 
 def seconds_between(low: float, high: float) -> Callable[[str], float]:

@@ -28,6 +28,7 @@ class BrokerState:
         synced: both kinds have been read once.
         stale: a feed is currently lost.
         refused: why watched namespaces are not followed, by kind and namespace.
+        lineage: why lineage cannot be sent; empty if it can or is not to be sent.
     """
 
     beat_age_s: float
@@ -37,6 +38,7 @@ class BrokerState:
     leads: bool = False
     reason: str = ""
     refused: Mapping[tuple[AnyKind, str], Refusal] = field(default_factory=dict)
+    lineage: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,8 @@ def check_ready(state: BrokerState) -> Probe:
         f"[+]namespace {namespace} of {OBJECTS[kind]} not followed: {why}"
         for (kind, namespace), why in sorted(state.refused.items())
     ]
+    if state.lineage:
+        lines.append(f"[+]lineage not sent: {' '.join(state.lineage.split())}")
     return _probe(
         [
             ("synced", state.synced, "resources have not been read yet"),

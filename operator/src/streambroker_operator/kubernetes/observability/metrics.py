@@ -53,6 +53,7 @@ GAUGES: Mapping[str, _Family] = {
     "resources": _Family("Exports and Imports.", ("kind", "state")),
     "agents": _Family("Registered agents.", ("state",)),
     "reported_routes": _Family("Routes that agents report.", ("state",)),
+    "lineage_pending": _Family("Jobs and datasets whose lineage is still to be sent."),
 }
 COUNTERS: Mapping[str, _Family] = {
     "hints_sent": _Family("Hints handed to the network."),
@@ -74,6 +75,11 @@ COUNTERS: Mapping[str, _Family] = {
         "Token and access reviews.",
         ("review", "result"),
         tuple(product(("token", "access"), ("allowed", "denied", "failed"))),
+    ),
+    "lineage_events": _Family(
+        "Attempts to send a lineage event.",
+        ("result",),
+        (("sent",), ("failed",), ("refused",)),
     ),
 }
 

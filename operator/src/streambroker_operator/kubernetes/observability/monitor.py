@@ -19,6 +19,7 @@ from streambroker_operator.kubernetes.replicas.lease import Lease
 from streambroker_operator.kubernetes.status.controller import StatusController
 from streambroker_operator.kubernetes.status.programmed import AgentState
 from streambroker_operator.kubernetes.watch.informer import ApiFeeder
+from streambroker_operator.lineage import LineageSender
 from streambroker_operator.rest.agents.reports import Reports
 from streambroker_operator.runtime.runtime import Runtime
 
@@ -35,6 +36,7 @@ class BrokerMonitor:
     Attributes:
         closing: whether the broker is stopping.
         reports: reports of agents; None until REST is set up.
+        lineage: sends the graph; None if it has no receiver.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class BrokerMonitor:
         self._hints_lost = 0
         self.closing = False
         self.reports: Reports | None = None
+        self.lineage: LineageSender | None = None
         self.metrics = Metrics(self._read_values)
         self._runtime: Runtime
         self._status: StatusController
@@ -96,6 +99,7 @@ class BrokerMonitor:
             leads=self._lease.leads,
             reason=health.reason or health.last_error,
             refused=health.refused,
+            lineage="" if self.lineage is None else self.lineage.problem,
         )
 
     def _read_values(self) -> Mapping[str, Labelled]:
@@ -119,6 +123,10 @@ class BrokerMonitor:
             "resources": self._count_resources(),
             "agents": self._count_agents(),
             "reported_routes": {(state,): count for state, count in reported.items()},
+            "lineage_pending": {(): 0 if self.lineage is None else self.lineage.pending},
+            "lineage_events": {}
+            if self.lineage is None
+            else {(result,): count for result, count in self.lineage.results.items()},
             "hints_sent": {(): sender.sent},
             "hints_lost": {(): self._hints_lost},
             "sweeps": {(): sum(feed.resyncs for feed in health.values())},
