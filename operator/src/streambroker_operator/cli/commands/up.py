@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import add_output, add_remote_command, client_for, one_of
 from streambroker_operator.cli.io.terminal import print_text
 from streambroker_operator.cli.output.table import print_answer
+from streambroker_telemetry import logs
 
 if TYPE_CHECKING:
     from streambroker_client.connection import Connection
@@ -65,8 +65,20 @@ def add_broker_options(command: argparse.ArgumentParser) -> None:
         type=one_of("DEBUG", "INFO", "WARNING"),
         metavar="DEBUG|INFO|WARNING",
     )
+    logs.add_option(command)
     command.add_argument("--no-ui", action="store_true", help="serve no page at /ui/")
     command.add_argument("--no-peek", action="store_true", help="show rows of exports to no caller")
+
+
+def configure_log(options: argparse.Namespace) -> None:
+    """Write the log as the options of `add_broker_options` ask for."""
+    text = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logs.configure(options.log_format, options.log_level, text)
+
+
+def print_line(options: argparse.Namespace, message: str) -> None:
+    """Print what a broker has to say when it serves."""
+    print_text(logs.format_line(options.log_format, message))
 
 
 def tcp_port(text: str) -> int:
@@ -92,9 +104,7 @@ def _up(options: argparse.Namespace) -> int:
     from streambroker_operator.rest.guard.rate_limits import RateLimits
     from streambroker_operator.security import audit_log as audit
 
-    logging.basicConfig(
-        level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    configure_log(options)
     if options.tokens is not None:
         audit.log_to_stderr()
     broker = Broker(
@@ -108,7 +118,7 @@ def _up(options: argparse.Namespace) -> int:
         page=not options.no_ui,
         peek=not options.no_peek,
     )
-    asyncio.run(serve(broker, lambda url: print_text(_greeting(url, options))))
+    asyncio.run(serve(broker, lambda url: print_line(options, _greeting(url, options))))
     return OK
 
 
@@ -122,7 +132,7 @@ def _greeting(url: str, options: argparse.Namespace) -> str:
         lines.append(f"clients need STREAMBROKER_CA={certificate}")
     if not options.no_ui and find_files():
         lines.append(f"page at {url}/ui/")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _certificate(options: argparse.Namespace) -> tuple[Path, Path] | None:

@@ -69,6 +69,8 @@ class OffsetPlanner:
         """Release the lease of a source process that has ended; its claims last for ``grace``."""
         known = self.state.readers.release(reader, session)
         if known is not None:
+            if self.state.tracing is not None:
+                self.state.tracing.leave(reader)
             self.state.report_leaves(known)
 
     def begin_query(self, request: QueryBegin) -> QueryEnded:
@@ -95,6 +97,8 @@ class OffsetPlanner:
         reader = self.state.claim(request, reader_id)
         if isinstance(reader, Busy):
             return reader
+        if self.state.tracing is not None:
+            self.state.tracing.acknowledge(reader_id, start)
         # Before the lock: locks are not first come, first served.
         call = self.state.readers.begin_call(reader)
         with reader.call_lock:
