@@ -77,7 +77,7 @@ def configure_log(options: argparse.Namespace) -> None:
 
 
 def print_line(options: argparse.Namespace, message: str) -> None:
-    """Print what a broker has to say when it serves."""
+    """Print a line about the broker, in the format of its log."""
     print_text(logs.format_line(options.log_format, message))
 
 

@@ -79,6 +79,8 @@ class ImportState:
 
     def report_leaves(self, reader: ImportReader) -> None:
         """Report to all exporters that a reader has ended, without waiting for them."""
+        if self.tracing is not None:
+            self.tracing.leave(reader.id)
         for export, location in dict(reader.addresses).items():
             args = (location, export, reader.import_, reader.id, reader.passes.get(export))
             threading.Thread(target=self.peers.report_leave, args=args, daemon=True).start()

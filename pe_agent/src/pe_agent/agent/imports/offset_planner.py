@@ -69,8 +69,6 @@ class OffsetPlanner:
         """Release the lease of a source process that has ended; its claims last for ``grace``."""
         known = self.state.readers.release(reader, session)
         if known is not None:
-            if self.state.tracing is not None:
-                self.state.tracing.leave(reader)
             self.state.report_leaves(known)
 
     def begin_query(self, request: QueryBegin) -> QueryEnded:
@@ -139,13 +137,12 @@ class OffsetPlanner:
             left = began + min(MAX_WAIT_SECONDS, patience) - time.monotonic()
             if left <= 0 or turn.others_changed() or not notifier.wait(seen, left, turn.keys):
                 behind = self._lagging_exports(reader, start, request.limit)
-                refused_since = reader.refused_since
                 return NextOffset(
                     offset=None,
                     gated=gate,
                     behind=behind,
                     refused={e: reader.refused[e] for e in behind if e in reader.refused},
-                    left=0.0 if refused_since is None else self._refused_seconds(turn.query),
+                    left=self._refused_seconds(turn.query) if reader.refused_since else 0.0,
                     together=turn.may_wait,
                     ended=reader.ended,
                 )
