@@ -62,6 +62,7 @@ def _run(options: argparse.Namespace, teller: Teller, work: Path) -> None:
         seconds=options.seconds,
         pause=options.pause,
         broken=options.break_a_row,
+        traced=options.trace,
     ).run()
 
 
@@ -87,6 +88,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--break-a-row",
         action="store_true",
         help="leave one row out of what is exported: the run must fail and name its line",
+    )
+    parser.add_argument(
+        "--trace",
+        action="store_true",
+        help="let the jobs form a chain, whose traces go to $OTEL_EXPORTER_OTLP_ENDPOINT",
     )
     options = parser.parse_args(arguments)
     if not STEPS <= options.rounds <= MAX_ROUNDS:

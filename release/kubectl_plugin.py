@@ -20,7 +20,11 @@ import yaml
 from version import DIST, ROOT, read_version
 
 NAME = "kubectl-streambroker"
-SOURCES = ("core/src/streambroker_core", "core/src/streambroker_client")
+SOURCES = (
+    "core/src/streambroker_core",
+    "core/src/streambroker_client",
+    "core/src/streambroker_telemetry",
+)
 OPERATOR = "operator/src/streambroker_operator"
 PARTS = ("__init__.py", "errors.py", "cli")
 """What the command line needs of the operator's package."""

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 
 import streambroker as sb
 from flights.orders import answer, obey, phase
 from streambroker.testing import SMALL, session
 
 PORT = "in"
+CHAINED = "line bigint, dest string"
 
 
 def main() -> None:
@@ -42,6 +44,7 @@ def main() -> None:
 
     writer = rows.writeStream.foreachBatch(keep)
     query = writer.option("checkpointLocation", str(work / "checkpoints" / job)).start()
+    chained = _chain(pe, options)
     phase("query started")
     answer(ready=job)
 
@@ -58,8 +61,23 @@ def main() -> None:
 
     obey({"status": status, "set_subscription": set_subscription})
     query.stop()
+    for other in chained:
+        other.stop()
     pe.stop(end_agent=True)
     spark.stop()
+
+
+def _chain(pe: sb.PE, options: argparse.Namespace) -> list[StreamingQuery]:
+    """Pass the departures from Newark on to another importer, or take over what that passes on."""
+    checkpoint = options.work / "checkpoints" / f"{options.job}-chain"
+    if options.pass_on:
+        departures = pe.subscribe("departures", 'airport == "EWR"', schema=CHAINED)
+        return [pe.publish(departures, "passed", properties={"passed": 1}, checkpoint=checkpoint)]
+    if options.take_over:
+        passed = pe.subscribe("passed", "passed == 1", schema=CHAINED)
+        sink = passed.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+        return [sink.start()]
+    return []
 
 
 def _options() -> argparse.Namespace:
@@ -67,6 +85,8 @@ def _options() -> argparse.Namespace:
     for name in ("--broker", "--job", "--subscription", "--filter", "--start", "--schema"):
         parser.add_argument(name, required=True)
     parser.add_argument("--work", required=True, type=Path)
+    for name in ("--pass-on", "--take-over"):
+        parser.add_argument(name, action="store_true", help="the job's part in a chain of jobs")
     return parser.parse_args()
 
 

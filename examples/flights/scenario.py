@@ -41,6 +41,7 @@ IMPORTERS: dict[str, dict[str, Any]] = {
         "start": "latest",
         "columns": DELAYS_COLUMNS,
         "ports": ("jfk", "lga"),
+        "chained": "--pass-on",
     },
     "tower": {
         "subscription": 'airport == "EWR" || quality == "checked"',
@@ -48,6 +49,7 @@ IMPORTERS: dict[str, dict[str, Any]] = {
         "start": "earliest",
         "columns": TOWER_COLUMNS,
         "ports": ("ewr", "weather"),
+        "chained": "--take-over",
     },
 }
 WIDER = 'kind == "departures" && airport in ["JFK", "LGA"]'
@@ -68,6 +70,7 @@ class Demonstration:
         seconds: how long it may take.
         pause: seconds between two rounds of data.
         broken: leave a row out of the exported data, unknown to the checks.
+        traced: the first importer passes a stream on to the second one.
     """
 
     def __init__(
@@ -79,8 +82,10 @@ class Demonstration:
         seconds: float,
         pause: float,
         broken: bool,
+        traced: bool = False,
     ) -> None:
         self._work, self._teller, self._seconds = work, teller, seconds
+        self._traced = traced
         self._rows = sum(chunk.rows.num_rows for chunk in chunks)
         self._feeder = Feeder(work, chunks, pause=pause, broken=broken)
         self._step = self._feeder.rounds // STEPS
@@ -141,7 +146,8 @@ class Demonstration:
         for option in ("subscription", "filter", "start"):
             arguments += [f"--{option}", how[option]]
         schema = ", ".join(f"{column} {type_}" for column, type_ in how["columns"].items())
-        return Job(self._family, name, "flights.importer", [*arguments, "--schema", schema])
+        arguments += ["--schema", schema, *([how["chained"]] if self._traced else [])]
+        return Job(self._family, name, "flights.importer", arguments)
 
     def _ready(self, job: Job) -> None:
         self._wait(f"job {job.name} ready", job.answered)

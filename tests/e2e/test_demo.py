@@ -15,6 +15,7 @@ import pytest
 from flights.children import Family
 from flights.tables import flights_table, weather_table
 
+from support.agents.collector import collecting
 from support.processes.waiting import until
 from support.spark.connect import ConnectServer
 
@@ -227,3 +228,24 @@ def test_the_first_example_prints_what_its_filter_lets_through_and_takes_another
             assert {symbol for _, symbol, _ in shown(reported)[changed:]} == {"IBM"}
     numbers = [number for number, _, _ in shown(reported)]
     assert len(numbers) == len(set(numbers)), "a trade was printed twice"
+
+
+@pytest.mark.slow
+def test_one_trace_goes_through_the_three_jobs_of_the_demonstration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with collecting() as collector:
+        for name, value in collector.environment().items():
+            monkeypatch.setenv(name, value)
+        done = demo(tmp_path, "--trace")
+    assert done.returncode == 0, done.stdout
+    traces: dict[str, set[tuple[str, str]]] = {}
+    for span in collector.spans:
+        traces.setdefault(span.trace, set()).add((span.service, span.name))
+    chain = {
+        ("airports", "publish"),
+        ("airports", "read"),
+        *(("delays", name) for name in ("plan", "deliver", "publish", "read")),
+        *(("tower", name) for name in ("plan", "deliver")),
+    }
+    assert any(spans >= chain for spans in traces.values()), traces.values()

@@ -124,6 +124,8 @@ def test_maps_that_users_fill_hold_texts_only() -> None:
         ({"podLabels": {"a": "not a label"}}, "/podLabels/a"),
         ({"lineage": {"url": "marquez:5000"}}, "/lineage/url"),
         ({"lineage": {"url": "http://me:secret@marquez"}}, "/lineage/url"),
+        ({"otlp": {"endpoint": "collector:4318"}}, "/otlp/endpoint"),
+        ({"logFormat": "xml"}, "'text', 'json'"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused(values: dict[str, Any], reported: str) -> None:
@@ -206,6 +208,7 @@ def test_values_become_options_of_the_operator() -> None:
         "--port=8470",
         "--metrics-port=8471",
         "--log-level=INFO",
+        "--log-format=text",
     ]
     changed = arguments(charts.objects(charts.VARIANTS["everything else"]))
     assert {"--feeder=reflector", "--lease-name=leader", "--secret-name=the-key"} <= set(changed)
@@ -222,6 +225,23 @@ def test_values_become_options_of_the_operator() -> None:
     assert "--make-secret" in arguments(by_broker)
     secured = arguments(charts.objects(charts.VARIANTS["TLS self-signed"]))
     assert {"--tls-cert=/tls/tls.crt", "--tls-key=/tls/tls.key"} <= set(secured)
+
+
+def test_a_collector_is_in_the_environment_and_allowed_by_the_network_policy() -> None:
+    def broker(values: dict[str, Any]) -> tuple[Any, list[Any]]:
+        found = charts.objects(values)
+        [container] = charts.one(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+        names = {one["name"]: one.get("value") for one in container["env"]}
+        policy = charts.one(found, "NetworkPolicy")
+        return names.get("OTEL_EXPORTER_OTLP_ENDPOINT"), policy["spec"]["egress"]
+
+    url = "http://collector.monitoring:4318"
+    (none, before), (named, after) = broker({}), broker({"otlp": {"endpoint": url}})
+    assert (none, named) == (None, url)
+    monitoring = {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
+    added = {"to": [{"namespaceSelector": monitoring}], "ports": [{"protocol": "TCP"}]}
+    assert [rule for rule in after if rule not in before] == [added]
+    assert "--log-format=json" in arguments(charts.objects({"logFormat": "json"}))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from streambroker_operator.kubernetes.client.watch_client import Timing
 from streambroker_operator.kubernetes.replicas import agent_liveness as presence
 from streambroker_operator.kubernetes.watch.lister import CrdMissingError, KindLister
+from support.agents.collector import collecting
 from support.clusters.api_server import ApiServer
 from support.clusters.replicas import (
     Operator,
@@ -118,6 +119,32 @@ def test_an_agent_that_is_silent_is_away_and_costs_one_write_at_each_end(
     assert statuses_written(api, namespace) == before + 4
     assert value(broker, 'streambroker_agents{state="away"}') == 0
     assert value(broker, 'streambroker_agents{state="current"}') == 2
+
+
+def test_a_broker_sends_the_same_figures_to_a_collector(
+    api: ApiServer, tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_key(api, namespace)
+    with collecting() as collector, ExitStack() as running:
+        for name, setting in collector.environment().items():
+            monkeypatch.setenv(name, setting)
+        broker = running.enter_context(replica(api, tmp_path, namespace))
+        until(lambda: broker.leads, 20.0, "it leads")
+        connected(api, namespace, broker)
+        sent = collector.metrics
+
+        def counted() -> bool:
+            """Compare what was sent last with what Prometheus gets."""
+            match = sent.get(("streambroker", "streambroker_match_seconds"))
+            scraped = value(broker, "streambroker_match_seconds_count")
+            return match is not None and 0 < match.histogram.data_points[0].count == scraped
+
+        until(counted, 20.0, "the collector has the histogram")
+        families = list(text_string_to_metric_families(broker.probe("/metrics")[1]))
+    names = {s.name for one in families if one.type != "histogram" for s in one.samples}
+    names = {name for name in names if not name.endswith("_created")}
+    assert names <= {name for _, name in sent}
+    assert {service for service, _ in sent} == {"streambroker"}
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ import pytest
 from pe_agent.transport.broker_client import BrokerAnswer, BrokerClient
 from streambroker_client.errors import BrokerUnavailableError
 from support.agents.agents import AgentProcess, Publishing, rows
+from support.agents.collector import collecting
 from support.agents.connected import Connected
 from support.agents.sources import Run
 from support.processes.jobs import Broker
@@ -246,3 +247,25 @@ def test_rows_flow_on_while_one_process_after_the_other_is_upgraded_and_rolled_b
     assert run.read(up_to(run, one.batches)) == published[::2]
     one.await_figures(run, delivered=26, filtered=44)
     run.stop()
+
+
+@pytest.mark.compatibility(
+    "manifest of an epoch",
+    "with a trace it is read by an old agent, from a new one and from its directory",
+)
+def test_epochs_with_a_trace_are_read_by_old_agents(
+    mixed: Callable[..., Mixed], released: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with collecting() as collector:
+        for name, value in collector.environment().items():
+            monkeypatch.setenv(name, value)
+        one = mixed(ALERTS)
+        run = Run(one.importer)
+        published = one.publish()
+        assert run.read(up_to(run, 1)) == published
+        published = one.publish()
+        until(lambda: len(collector.named("publish")) == 2, SECONDS, "both epochs are traced")
+        one.replace(FEED, released)
+        assert version_of(one.exporter, released) == "old"
+        assert run.read(up_to(run, 2)) == published
+        run.stop()

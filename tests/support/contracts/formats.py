@@ -112,6 +112,7 @@ KEY = bytes(range(32))
 NOW = 1_700_000_000
 AGENT = PeKey(namespace="default", job="feed", pe=0)
 INSTANCE = "0123456789abcdef"
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 COLUMNS = [{"name": "price", "type": "double"}, {"name": "sizes", "type": "array<int>"}]
 
 
@@ -308,6 +309,7 @@ def segment() -> dict[str, Any]:
         epoch=5, query="q", run="u", batch=4, rows=9, bytes=96, published=float(NOW), ddl="a int",
         rows_before=20, blocks=(Block(at, 9),),
     )  # fmt: skip
+    traced = dataclasses.replace(plain, traceparent=TRACEPARENT)
     stage = Stage(id="g", stream="s", query="q", run="u", batch=4, rows=9, crc=1)
     stage.blocks.append(Block(at, 9))
     metas = {
@@ -326,7 +328,10 @@ def segment() -> dict[str, Any]:
         committer.close()
         files = {path.name: path.read_bytes() for path in sorted((place / "log").iterdir())}
     return {
-        "metas": {name: meta.decode() for name, meta in metas.items()},
+        "metas": {
+            **{name: meta.decode() for name, meta in metas.items()},
+            "manifest with a trace": traced.encode().decode(),
+        },
         "summary of a stage": stage.summary(),
         "files": {
             name: _index(data) if name.endswith(".index") else _parts(data)

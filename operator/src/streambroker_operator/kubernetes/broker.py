@@ -51,11 +51,13 @@ from streambroker_operator.rest.listen import listen
 from streambroker_operator.runtime.agent_commands import CommandQueue, command_hinter
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.security.certificate import Certificate
+from streambroker_telemetry import otlp
 
 ANNOUNCE_S = 1.0
 """Seconds between announcements of agents to resources created after them."""
 FORGET_S = 60.0
 BEAT_S = 1.0
+COLLECT_S = 5.0
 RETRY_S = 2.0
 """Seconds before reading the broker's secret is retried."""
 MAX_PROBE_CONNECTIONS = 64
@@ -129,6 +131,7 @@ class ClusterBroker:
         self._settings = settings
         self._tasks: list[asyncio.Task[None]] = []
         self._runners: list[web.AppRunner] = []
+        self._telemetry: otlp.Telemetry | None = None
         self.url = self.probes_url = ""
 
     # ---- start and stop ----------------------------------------------------
@@ -158,6 +161,7 @@ class ClusterBroker:
             await self.stop()
             raise
         self._monitor.beat()
+        self._push_metrics()
         components += [
             self.feeder.run(
                 self._monitor.observed(self.runtime.feed.deliver), self.runtime.feed.load
@@ -174,6 +178,20 @@ class ClusterBroker:
         if settings.lineage is not None:
             self._monitor.lineage = LineageSender(settings.lineage)
             self._monitor.lineage.start(self.runtime, self._leads)
+
+    def _push_metrics(self) -> None:
+        """Send the metrics by OTLP, if the environment asks for it; the loop reads them."""
+        pod, loop = self._settings.pod, asyncio.get_running_loop()
+        self._telemetry = otlp.start({"service.name": "streambroker", "service.instance.id": pod})
+        if self._telemetry is None:
+            return
+
+        async def collect() -> list[otlp.Family]:
+            return self._monitor.metrics.families()
+
+        self._telemetry.push_metrics(
+            lambda: asyncio.run_coroutine_threadsafe(collect(), loop).result(COLLECT_S)
+        )
 
     def _build(self, objects: Objects, reviews: ReviewClient, secret: bytes) -> None:
         settings, machine = self._settings, Board()
@@ -257,6 +275,8 @@ class ClusterBroker:
         await self._status.close()
         for runner in self._runners:
             await runner.cleanup()
+        if self._telemetry is not None:
+            await asyncio.to_thread(self._telemetry.close)
         await self._commands.close()
         self.runtime.sender.close()
         self.store.close()

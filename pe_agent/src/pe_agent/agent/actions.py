@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -75,18 +76,7 @@ def _add_publisher(actions: Actions, agent: Agent) -> None:
             key=r.key,
         ),
     )
-    actions.on(
-        publisher.PublisherPublish,
-        lambda r: export(r.export).publisher.publish(
-            query=r.query,
-            run=r.run,
-            batch=r.batch,
-            stages=r.stages,
-            ddl=r.ddl,
-            control=parse_indexed(list(r.control)),
-            schema=_decode_schema(r.arrow),
-        ),
-    )
+    actions.on(publisher.PublisherPublish, partial(_publish, agent))
     actions.on(
         publisher.PublisherAbort,
         lambda r: export(r.export).publisher.abort(
@@ -107,6 +97,23 @@ def _add_publisher(actions: Actions, agent: Agent) -> None:
     actions.on(job.ExportEmit, lambda r: export(r.export).control.emit(r.request, r.what))
     actions.on(job.ExportPeek, lambda r: peek(export(r.export), r))
     actions.on(job.ExportEmitted, lambda r: export(r.export).control.emission_status(r.seq))
+
+
+def _publish(agent: Agent, r: publisher.PublisherPublish) -> dict[str, Any]:
+    commit = partial(
+        agent.exports.get(r.export).publisher.publish,
+        query=r.query,
+        run=r.run,
+        batch=r.batch,
+        stages=r.stages,
+        ddl=r.ddl,
+        control=parse_indexed(list(r.control)),
+        schema=_decode_schema(r.arrow),
+    )
+    if agent.tracing is None:
+        return commit()
+    readers = agent.imports.queries.readers_for(r.query, r.export)
+    return agent.tracing.publish(r, readers, lambda context: commit(traceparent=context))
 
 
 def _decode_schema(text: str | None) -> pa.Schema | None:

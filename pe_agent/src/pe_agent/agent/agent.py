@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from pe_agent.agent.imports.slice_planner import SlicePlanner
 from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.reports import prometheus as metrics
 from pe_agent.agent.reports.health import FINAL_CODES, PortProblems
+from pe_agent.agent.reports.prometheus import Family
 from pe_agent.agent.reports.rule_metrics import RuleMetricsStore
 from pe_agent.agent.reports.rules import RuleState
 from pe_agent.agent.reports.side_inputs import SideReports
@@ -31,6 +32,7 @@ from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store
 from pe_agent.agent.state.view_queries import ViewQueries
 from pe_agent.agent.storage.tier import StorageTier
+from pe_agent.agent.tracing import Tracing
 from pe_agent.log.commit import Committer
 from pe_agent.log.scrub import Scrub
 from pe_agent.transport.flight_errors import AgentUnreachableError
@@ -70,6 +72,7 @@ class Agent:
         storage: StorageTier | None = None,
         token: str = "",
         max_readers: int = MAX_READERS,
+        tracing: Tracing | None = None,
     ) -> None:
         """Recover the state of a data directory; ``token`` is for one that has none yet."""
         self.pe = pe
@@ -128,6 +131,7 @@ class Agent:
             self.control_log,
         )
         state.readers.max_readers = max_readers
+        self.tracing = state.tracing = tracing
         queries = QueryGates(str(pe), self.notifier, self.exports.blocking_readers)
         queries.find_wait_chain = self.exports.wait_chain
         state.peers.find_wait_chains = queries.wait_chains
@@ -271,12 +275,18 @@ class Agent:
 
     def metrics(self) -> str:
         """Return the agent's metrics in Prometheus text format."""
-        own = {
+        return metrics.render_text(self.status(), self._own_metrics())
+
+    def collect_metrics(self) -> Iterator[Family]:
+        """Yield the same metrics: name, help text, samples."""
+        return metrics.collect(self.status(), self._own_metrics())
+
+    def _own_metrics(self) -> dict[str, float]:
+        return {
             "recovery_seconds": self.recovery_seconds,
             "scrub_verified_bytes_total": self.scrub.verified_bytes,
             "scrub_waiting_segments": self.scrub.waiting,
         }
-        return metrics.render_text(self.status(), own)
 
     def tick(self) -> None:
         """Apply age limits and grace periods, at most once per `TICK_SECONDS`."""

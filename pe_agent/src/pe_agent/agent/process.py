@@ -28,6 +28,7 @@ from pe_agent.agent.server.flight_service import AgentService
 from pe_agent.agent.server.listener import Listener
 from pe_agent.agent.state.recovery_progress import RecoveryProgress
 from pe_agent.agent.storage.tier import StorageTier
+from pe_agent.agent.tracing import Tracing
 from pe_agent.log.atomic_file import replace_file
 from pe_agent.log.objects.bucket import open_bucket
 from pe_agent.transport import agent_client as client
@@ -39,6 +40,7 @@ from pe_agent.transport.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.planner import MAX_READERS
 from streambroker_core.model import DEFAULT_NAMESPACE, PeKey
+from streambroker_telemetry import logs, otlp
 
 if TYPE_CHECKING:
     from typing import NotRequired
@@ -175,6 +177,7 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         help="readers of one export, and of all imports together; default"
         f" ${READERS_VARIABLE}, or {MAX_READERS:,}",
     )
+    logs.add_option(parser)
     got = parser.parse_args(arguments)
     if got.max_readers < 1:
         parser.error(f"--max-readers {got.max_readers}: at least 1 reader has to be allowed")
@@ -246,6 +249,14 @@ class AgentServer:
         if chosen.storage:
             bucket = open_bucket(chosen.storage).folder(str(chosen.pe))
             storage = StorageTier(bucket, chosen.home)
+        self._telemetry = otlp.start(
+            {
+                "service.namespace": chosen.pe.namespace,
+                "service.name": chosen.pe.job,
+                "service.instance.id": str(chosen.pe),
+            }
+        )
+        tracer = None if self._telemetry is None else self._telemetry.start_traces()
         self.agent = Agent(
             chosen.pe,
             chosen.home,
@@ -254,6 +265,7 @@ class AgentServer:
             listener_status=listener.status,
             storage=storage,
             max_readers=chosen.max_readers,
+            tracing=None if tracer is None else Tracing(tracer),
             # That of an agent whose disk was lost: queries go on with it.
             token=os.environ.pop(client.FORMER_TOKEN_VARIABLE, ""),
         )
@@ -269,6 +281,8 @@ class AgentServer:
             self.link = self._create_link(chosen.broker)
             self.link.start()
         self.metrics = self._start_metrics()
+        if self._telemetry is not None:
+            self._telemetry.push_metrics(self.agent.collect_metrics)
         self._write_address()
         progress.end()
         self._terminated = False
@@ -363,6 +377,8 @@ class AgentServer:
         self.agent.notifier.close()
         # Calls in progress may complete; one with a stalled peer must not block the exit.
         self.listener.close(SHUTDOWN_SECONDS)
+        if self._telemetry is not None:
+            self._telemetry.close()
         self.agent.close()
         (self.settings.home / ADDRESS_FILE).unlink(missing_ok=True)
         self._lock.close()
@@ -394,15 +410,17 @@ def _lock_home(home: Path) -> IO[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an agent; return the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    form = logs.read_option(arguments)
+    logs.configure(form, logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     # gRPC would log each failed handshake; the relevant ones are raised as errors.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         agent = AgentServer(parse_settings(arguments))
     except StreambrokerError as error:
-        sys.stderr.write(f"{error.code}: {error}\n")
+        sys.stderr.write(logs.format_line(form, f"{error.code}: {error}", logging.CRITICAL))
         return 1
-    sys.stdout.write(f"agent {agent.settings.pe} listening on {agent.location}\n")
+    line = f"agent {agent.settings.pe} listening on {agent.location}"
+    sys.stdout.write(logs.format_line(form, line))
     sys.stdout.flush()
     agent.run()
     return 0

@@ -227,6 +227,7 @@ class RegisteredPlan:
         control: epochs with control tuples, by stream.
         direct: epochs by stream that are in objects, which tasks may read themselves, see
             `PeerObjects`.
+        traces: contexts of the spans that published the epochs, as W3C's ``traceparent``.
     """
 
     grant: str | None = optional()
@@ -236,6 +237,7 @@ class RegisteredPlan:
     order: Sequence[str] = ()
     control: Mapping[str, Sequence[int]] = field(default_factory=dict)
     direct: Mapping[str, Sequence[int]] = optional({})
+    traces: Sequence[str] = optional(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import socket
 from importlib.metadata import version
@@ -14,12 +13,13 @@ from typing import Any
 from streambroker_operator.cli.commands.up import (
     add_broker_options,
     certificate_pair,
+    configure_log,
     lineage_target,
+    print_line,
     tcp_port,
 )
 from streambroker_operator.cli.io.errors import OK
 from streambroker_operator.cli.io.options import one_of, seconds_between
-from streambroker_operator.cli.io.terminal import print_text
 
 MAX_DRAIN_S = 600
 """Maximum drain time, in seconds; the grace period of a pod is longer."""
@@ -85,9 +85,7 @@ def _run(options: argparse.Namespace) -> int:
     from streambroker_operator.security import audit_log as audit
 
     certificate = certificate_pair(options)
-    logging.basicConfig(
-        level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    configure_log(options)
     audit.log_to_stderr()
     access = find_access(os.environ)
     pod_ip = os.environ.get("POD_IP", "")
@@ -119,8 +117,9 @@ def _run(options: argparse.Namespace) -> int:
     asyncio.run(
         serve(
             broker,
-            lambda url: print_text(
-                f"streambroker listening on {url}, probes and metrics on {broker.probes_url}\n"
+            lambda url: print_line(
+                options,
+                f"streambroker listening on {url}, probes and metrics on {broker.probes_url}",
             ),
         )
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import re
 from pathlib import Path
@@ -20,6 +19,7 @@ from streambroker_operator.cli.io.options import (
 )
 from streambroker_operator.cli.io.terminal import print_text
 from streambroker_operator.cli.output.table import print_answer
+from streambroker_telemetry import logs
 
 if TYPE_CHECKING:
     from streambroker_client.connection import Connection
@@ -75,6 +75,7 @@ def add_broker_options(command: argparse.ArgumentParser) -> None:
         type=one_of("DEBUG", "INFO", "WARNING"),
         metavar="DEBUG|INFO|WARNING",
     )
+    logs.add_option(command)
     command.add_argument("--no-ui", action="store_true", help="serve no page at /ui/")
     command.add_argument("--no-peek", action="store_true", help="show rows of exports to no caller")
     command.add_argument(
@@ -92,6 +93,17 @@ def add_broker_options(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="namespace of this broker's jobs in OpenLineage; default streambroker",
     )
+
+
+def configure_log(options: argparse.Namespace) -> None:
+    """Write the log as the options of `add_broker_options` ask for."""
+    text = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logs.configure(options.log_format, options.log_level, text)
+
+
+def print_line(options: argparse.Namespace, message: str) -> None:
+    """Print a line about the broker, in the format of its log."""
+    print_text(logs.format_line(options.log_format, message))
 
 
 def tcp_port(text: str) -> int:
@@ -145,9 +157,7 @@ def _up(options: argparse.Namespace) -> int:
     from streambroker_operator.rest.guard.rate_limits import RateLimits
     from streambroker_operator.security import audit_log as audit
 
-    logging.basicConfig(
-        level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    configure_log(options)
     if options.tokens is not None:
         audit.log_to_stderr()
     broker = Broker(
@@ -162,7 +172,7 @@ def _up(options: argparse.Namespace) -> int:
         peek=not options.no_peek,
         lineage=lineage_target(options),
     )
-    asyncio.run(serve(broker, lambda url: print_text(_greeting(url, options))))
+    asyncio.run(serve(broker, lambda url: print_line(options, _greeting(url, options))))
     return OK
 
 
@@ -176,7 +186,7 @@ def _greeting(url: str, options: argparse.Namespace) -> str:
         lines.append(f"clients need STREAMBROKER_CA={certificate}")
     if not options.no_ui and find_files():
         lines.append(f"page at {url}/ui/")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _certificate(options: argparse.Namespace) -> tuple[Path, Path] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from streambroker_core.wire.manifests.ports import OBJECTS
+from streambroker_telemetry import otlp
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -158,6 +159,10 @@ class Metrics(Collector):
         if seconds is not None:
             self._requests.labels(method).observe(seconds)
 
+    def families(self) -> list[otlp.Family]:
+        """Return all metrics as OTLP has them."""
+        return [_family(metric) for metric in self.registry.collect()]
+
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
@@ -173,3 +178,29 @@ def _metric(
     for labels, value in {**dict.fromkeys(family.initial, 0), **values}.items():
         metric.add_metric(labels, value)
     return metric
+
+
+def _family(metric: Metric) -> otlp.Family:
+    if metric.type == "histogram":
+        return metric.name, metric.documentation, _read_histograms(metric)
+    name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+    samples = [(s.labels, s.value) for s in metric.samples if s.name == name]
+    return name, metric.documentation, samples
+
+
+def _read_histograms(metric: Metric) -> list[otlp.Sample]:
+    """Return histograms by labels; Prometheus has a sample for each bound, which counts all below.
+
+    Samples of one histogram follow each other, bounds first, in order.
+    """
+    found: list[otlp.Sample] = []
+    bounds: list[tuple[float, float]] = []
+    for sample in metric.samples:
+        if sample.name.endswith("_bucket"):
+            bounds.append((float(sample.labels["le"]), sample.value))
+        elif sample.name.endswith("_sum"):
+            counts = [int(b - a) for a, b in pairwise([0.0, *(count for _, count in bounds)])]
+            upper = [bound for bound, _ in bounds[:-1]]
+            found.append((sample.labels, otlp.Histogram(upper, counts, sample.value)))
+            bounds = []
+    return found

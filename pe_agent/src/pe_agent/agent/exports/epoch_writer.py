@@ -28,6 +28,8 @@ EPOCH_MEMORY = 1200
 """Bytes of agent memory per epoch, without its blocks (measured on CPython)."""
 BLOCK_MEMORY = 250
 """Bytes of agent memory per block of an epoch."""
+TRACE_MEMORY = 110
+"""Bytes of agent memory for the trace context of an epoch."""
 
 
 class EpochWriter:
@@ -212,6 +214,8 @@ def to_ledger_epoch(manifest: Manifest, size: int) -> Epoch:
         query=manifest.query,
         batch=manifest.batch,
         gap=manifest.gap,
-        memory=EPOCH_MEMORY + BLOCK_MEMORY * len(manifest.blocks),
+        memory=EPOCH_MEMORY
+        + BLOCK_MEMORY * len(manifest.blocks)
+        + (TRACE_MEMORY if manifest.traceparent else 0),
         control=manifest.control.head if manifest.control else None,
     )

@@ -77,6 +77,7 @@ class _Commit:
     rows: int
     control: Sequence[IndexedControl]
     schema: pa.Schema | None
+    traceparent: str | None
 
     def is_new(self, publisher: Publisher, now: float) -> bool:
         """Return whether the batch is to be published; raises like core's `Publisher.publish`."""
@@ -290,12 +291,14 @@ class ExportPublisher:
         ddl: str | None,
         control: Iterable[IndexedControl] = (),
         schema: pa.Schema | None = None,
+        traceparent: str | None = None,
     ) -> dict[str, Any]:
         """Publish the stages of a batch as one epoch, exactly once.
 
         ``stages`` are summaries returned by :meth:`stage`, in partition order. ``ddl`` is the Spark
         schema of the rows, None without rows and control. ``control`` has tuples with their row
         position in the batch; copies count once. Control without rows requires ``schema``.
+        ``traceparent`` is the span of this commit.
 
         Returns:
             ``{"published": bool, "epoch": int | null, "stream": id | null}``. ``published`` is
@@ -318,6 +321,7 @@ class ExportPublisher:
             rows=rows,
             control=placed,
             schema=schema,
+            traceparent=traceparent,
         )
         with self._state.publishing:
             self._check_objects(request)
@@ -444,6 +448,7 @@ class ExportPublisher:
             blocks=tuple(block for stage in stages for block in stage.blocks),
             gap=self._publisher.gap_before(request.batch),
             control=_manifest_control(ledger_stream.next, request.control),
+            traceparent=request.traceparent,
         )
         return manifest, stream
 

@@ -21,6 +21,9 @@ from streambroker_core.ledger.retention import Reader
 
 log = logging.getLogger("pe_agent")
 
+MAX_TRACES = 128
+"""As many links of a span as OpenTelemetry keeps."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredPlan:
@@ -34,6 +37,7 @@ class RegisteredPlan:
         control: epochs with control tuples, by stream.
         direct: epochs by stream that tasks may read from the bucket: the reader has no filter.
         ranges: the epochs ``[first, next)``, by stream.
+        traces: contexts of the spans that published the first `MAX_TRACES` of them.
     """
 
     blocks: dict[str, dict[int, list[tuple[int, int]]]]
@@ -42,6 +46,7 @@ class RegisteredPlan:
     control: dict[str, list[int]] = field(default_factory=dict)
     direct: dict[str, list[int]] = field(default_factory=dict)
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    traces: Sequence[str] = ()
 
 
 class ReaderPlans:
@@ -241,6 +246,7 @@ class ReaderPlans:
             control = {s: _epochs_with_control(self.streams.get(s), blocks[s]) for s in ranges}
             in_objects = {s: _epochs_in_objects(self.streams.get(s), blocks[s]) for s in ranges}
             direct = {s: of for s, of in in_objects.items() if of and filter_ is None}
+            traces = [c for s in order for c in _list_traces(self.streams.get(s), blocks[s])]
         for name, skipped in missing.items():
             log.warning(
                 "reader %s continues without epochs %s of %s", request.reader, skipped, name
@@ -252,6 +258,7 @@ class ReaderPlans:
             control=control,
             direct=direct,
             ranges=ranges,
+            traces=traces[:MAX_TRACES],
         )
 
     def _skipped_epochs(
@@ -403,6 +410,11 @@ def _list_blocks(
 
 def _epochs_with_control(stream: ExportStream | None, epochs: Iterable[int]) -> list[int]:
     return [] if stream is None else [n for n in epochs if stream.manifests[n].control]
+
+
+def _list_traces(stream: ExportStream | None, epochs: Iterable[int]) -> list[str]:
+    found = [] if stream is None else [stream.manifests[n].traceparent for n in epochs]
+    return [context for context in found if context is not None]
 
 
 def _epochs_in_objects(stream: ExportStream | None, epochs: Iterable[int]) -> list[int]:

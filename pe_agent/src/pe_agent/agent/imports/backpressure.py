@@ -111,6 +111,13 @@ class QueryGates:
         with self._lock:
             return {r for q in self._queries.values() if q.id == query for r in q.readers}
 
+    def readers_for(self, query: str, export: str) -> set[str]:
+        """Return the readers of a query that publishes, also while its id is not reported yet."""
+        with self._lock:
+            queries = self._queries.values()
+            of = [q for q in queries if q.id == query or (not q.id and export in q.exports)]
+            return {reader for q in of for reader in q.readers}
+
     def begin_call(self, frame: str | None, import_: str, reader: str) -> OffsetCall:
         """Register a reader's call for its next offset."""
         now = time.monotonic()

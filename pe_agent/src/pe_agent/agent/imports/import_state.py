@@ -12,6 +12,7 @@ from pe_agent.agent.state.control_log import ControlLog
 from pe_agent.agent.state.declarations import PortNotDeclaredError
 from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store
+from pe_agent.agent.tracing import Tracing
 from streambroker_core.ledger.offset import Offset
 from streambroker_core.model import port_of
 from streambroker_core.wire.agent_rpc.reader import Busy, ReaderNext, ReaderSlices
@@ -24,6 +25,7 @@ class ImportState:
     Attributes:
         snapshots: readers of the latest batch reads, the oldest first.
         on_loss: called with the import of a reader that has just lost rows.
+        tracing: records what readers plan and finish; None if traces are off.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class ImportState:
         self.readers = ImportReaders(store)
         self.snapshots: dict[str, ImportReader] = {}
         self.on_loss: Callable[[str], None] = lambda _: None
+        self.tracing: Tracing | None = None
         self._is_declared = is_declared
         self.peers = PeerAgents(
             notifier, self.readers.alive, self.readers.unfinished, self.readers.find_pass
@@ -76,6 +79,8 @@ class ImportState:
 
     def report_leaves(self, reader: ImportReader) -> None:
         """Report to all exporters that a reader has ended, without waiting for them."""
+        if self.tracing is not None:
+            self.tracing.leave(reader.id)
         for export, location in dict(reader.addresses).items():
             args = (location, export, reader.import_, reader.id, reader.passes.get(export))
             threading.Thread(target=self.peers.report_leave, args=args, daemon=True).start()

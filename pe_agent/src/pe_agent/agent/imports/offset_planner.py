@@ -95,6 +95,8 @@ class OffsetPlanner:
         reader = self.state.claim(request, reader_id)
         if isinstance(reader, Busy):
             return reader
+        if self.state.tracing is not None:
+            self.state.tracing.acknowledge(reader_id, start)
         # Before the lock: locks are not first come, first served.
         call = self.state.readers.begin_call(reader)
         with reader.call_lock:
@@ -135,13 +137,12 @@ class OffsetPlanner:
             left = began + min(MAX_WAIT_SECONDS, patience) - time.monotonic()
             if left <= 0 or turn.others_changed() or not notifier.wait(seen, left, turn.keys):
                 behind = self._lagging_exports(reader, start, request.limit)
-                refused_since = reader.refused_since
                 return NextOffset(
                     offset=None,
                     gated=gate,
                     behind=behind,
                     refused={e: reader.refused[e] for e in behind if e in reader.refused},
-                    left=0.0 if refused_since is None else self._refused_seconds(turn.query),
+                    left=self._refused_seconds(turn.query) if reader.refused_since else 0.0,
                     together=turn.may_wait,
                     ended=reader.ended,
                 )

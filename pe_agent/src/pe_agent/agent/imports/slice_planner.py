@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,8 @@ class PlanRefusedError(StreambrokerError):
 class _ExportBatch:
     """Part of a batch at one exporter: the epochs ``planned_ranges`` between two offsets.
 
-    ``stream_numbers`` numbers the streams of all exporters, with ``control`` only.
+    ``stream_numbers`` numbers the streams of all exporters, with ``control`` only. ``traces`` takes
+    the contexts of the epochs' spans.
     """
 
     start: Offset
@@ -46,6 +48,7 @@ class _ExportBatch:
     skip_lost: bool
     control: bool
     stream_numbers: Iterator[int]
+    traces: list[str]
 
 
 class SlicePlanner:
@@ -64,6 +67,7 @@ class SlicePlanner:
                 retries.
             DataLossError: planned epochs are missing, and the reader is not lossy.
         """
+        began = time.time_ns()
         start, end = Offset.decode(request.start), Offset.decode(request.end)
         reader = self._state.claim(request, str(end.reader))
         if isinstance(reader, Busy):
@@ -73,7 +77,7 @@ class SlicePlanner:
         slices: list[dict[str, Any]] = []
         lost: dict[str, list[MissingRange]] = {}
         by_export = self._group_by_export(reader, wanted)
-        parts = itertools.count()
+        parts, traces = itertools.count(), list[str]()
         for stream in by_export.pop(None, ()):
             if not (give_up and self._all_reachable(reader)):
                 raise AgentUnreachableError(
@@ -84,7 +88,7 @@ class SlicePlanner:
         reader.finished -= {e for e in by_export if e is not None}
         for export, streams in sorted((e, s) for e, s in by_export.items() if e is not None):
             export_ranges = {s: wanted[s] for s in streams}
-            batch = _ExportBatch(start, end, export_ranges, lossy, request.control, parts)
+            batch = _ExportBatch(start, end, export_ranges, lossy, request.control, parts, traces)
             try:
                 cut_, missing = self._plan_export(reader, export, batch)
             except (AgentUnreachableError, PlanRefusedError):
@@ -95,6 +99,9 @@ class SlicePlanner:
             lost |= missing
         slices += self._control_log_slices(start, end, skip_lost=lossy)
         self._note_missed(reader, end, lost)
+        if self._state.tracing is not None:
+            context = self._state.tracing.plan(reader.id, reader.import_, end, traces, began)
+            slices = [{**ticket, "traceparent": context} for ticket in slices]
         return Slices(slices=slices, lost={s: [g[:2] for g in of] for s, of in lost.items()})
 
     def _control_log_slices(
@@ -196,6 +203,7 @@ class SlicePlanner:
             # Exporters of the previous release send no grant, and need none.
             **({} if response.grant is None else {"grant": response.grant}),
         }
+        batch.traces.extend(response.traces)
         slices = []
         for stream in response.order or response.blocks:
             epochs = response.blocks[stream]

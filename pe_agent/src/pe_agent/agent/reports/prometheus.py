@@ -22,6 +22,8 @@ _PREFIX = "streambroker_"
 _TIMEOUT = 10.0
 
 _Sample = tuple[Mapping[str, str], float]
+Family: TypeAlias = "tuple[str, str, Sequence[_Sample]]"
+"""Name, help text and samples of a metric."""
 
 _Item: TypeAlias = "Mapping[str, Any]"
 _Metric: TypeAlias = "tuple[str, str | Callable[[_Item], float | None]]"
@@ -125,17 +127,20 @@ _RULE_WAITING_METRICS: Mapping[str, _Metric] = {
 
 
 def render_text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
-    """Return the metrics of a ``status`` and of the agent itself in Prometheus' text format.
+    """Return the metrics of a ``status`` and of the agent itself in Prometheus' text format."""
+    lines = [line for of in collect(status, agent) for line in _render_family(*of)]
+    return "\n".join(lines) + "\n"
+
+
+def collect(status: Mapping[str, Any], agent: Mapping[str, float]) -> Iterator[Family]:
+    """Yield the metrics of a ``status`` and of the agent itself.
 
     Readers of one import are one route: its counters are sums, its lag is that of the slowest.
     """
-    lines = [
-        line
-        for name, value in agent.items()
-        for line in _render_family(name, _AGENT_HELP[name], [({}, value)])
-    ]
+    for name, value in agent.items():
+        yield _PREFIX + name, _AGENT_HELP[name], [({}, value)]
     exports = status["exports"]
-    lines += _render_each([({"export": key}, e) for key, e in exports.items()], _EXPORT_METRICS)
+    yield from _collect_each([({"export": key}, e) for key, e in exports.items()], _EXPORT_METRICS)
     routes = _group_by_route(exports)
     for name, (help_text, value_of) in _ROUTE_METRICS.items():
         aggregate = sum if name.endswith("_total") else max
@@ -146,22 +151,21 @@ def render_text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
             )
             for (export, import_), readers in routes.items()
         ]
-        lines += _render_family(name, help_text, samples)
-    lines += _render_control(status, routes)
-    lines += _render_sides(status.get("sides", ()))
-    lines += _render_each(
+        yield _PREFIX + name, help_text, samples
+    yield from _collect_control(status, routes)
+    yield from _collect_sides(status.get("sides", ()))
+    yield from _collect_each(
         [] if (certificate := status.get("certificate")) is None else [({}, certificate)],
         _CERTIFICATE_METRICS,
     )
     rules, waiting = status.get("ruleFigures", ()), status.get("ruleWaiting", ())
-    lines += _render_each(_label(rules, _RULE_LABELS), _RULE_METRICS)
-    lines += _render_each(_label(waiting, _RULE_LABELS[:2]), _RULE_WAITING_METRICS)
-    return "\n".join(lines) + "\n"
+    yield from _collect_each(_label(rules, _RULE_LABELS), _RULE_METRICS)
+    yield from _collect_each(_label(waiting, _RULE_LABELS[:2]), _RULE_WAITING_METRICS)
 
 
-def _render_control(
+def _collect_control(
     status: Mapping[str, Any], routes: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
-) -> Iterator[str]:
+) -> Iterator[Family]:
     """Yield the counts of control tuples, separate from rows, by delivery."""
     for what, help_text in _EXPORT_CONTROL_METRICS.items():
         samples = [
@@ -169,45 +173,44 @@ def _render_control(
             for key, export in status["exports"].items()
             for delivery, count in sorted(export["control"][what].items())
         ]
-        yield from _render_family(f"export_control_{what}_total", help_text, samples)
+        yield f"{_PREFIX}export_control_{what}_total", help_text, samples
     sent = [
         ({"export": export, "import": import_, "delivery": delivery}, float(count))
         for (export, import_), readers in routes.items()
         for delivery, count in sorted(_sum_counts(r["sentControl"] for r in readers).items())
     ]
-    yield from _render_family("route_sent_control_total", "Control tuples sent.", sent)
+    yield _PREFIX + "route_sent_control_total", "Control tuples sent.", sent
     for what, help_text in _CONTROL_LOG_METRICS.items():
         of_log = sorted(status["controlLog"][what].items())
         samples = [({"delivery": delivery}, float(count)) for delivery, count in of_log]
-        yield from _render_family(f"control_log_{what}_total", help_text, samples)
+        yield f"{_PREFIX}control_log_{what}_total", help_text, samples
     waiting = float(status["controlLog"]["waiting"])
-    yield from _render_family("control_log_waiting_tuples", _WAITING_HELP, [({}, waiting)])
+    yield _PREFIX + "control_log_waiting_tuples", _WAITING_HELP, [({}, waiting)]
 
 
-def _render_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _collect_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[Family]:
     names = ("query", "operator", "input")
-    yield from _render_each(_label(sides, names), _SIDE_METRICS)
+    yield from _collect_each(_label(sides, names), _SIDE_METRICS)
     versions = [
         ({name: side[name] for name in (*names, "version")}, 1.0)
         for side in sides
         if side["version"] is not None
     ]
-    yield from _render_family("side_version", "1 for the version that is active.", versions)
+    yield _PREFIX + "side_version", "1 for the version that is active.", versions
 
 
 def _label(items: Sequence[_Item], names: Sequence[str]) -> list[tuple[dict[str, str], _Item]]:
     return [({name: str(item[name]) for name in names}, item) for item in items]
 
 
-def _render_each(
+def _collect_each(
     items: Sequence[tuple[Mapping[str, str], _Item]], metrics: Mapping[str, _Metric]
-) -> Iterator[str]:
+) -> Iterator[Family]:
     """Yield metrics of labelled items; items without a value are omitted."""
     for name, (help_text, value_of) in metrics.items():
         values = [(labels, _read_value(item, value_of)) for labels, item in items]
-        yield from _render_family(
-            name, help_text, [(labels, float(v)) for labels, v in values if v is not None]
-        )
+        present = [(labels, float(v)) for labels, v in values if v is not None]
+        yield _PREFIX + name, help_text, present
 
 
 def _read_value(item: _Item, value_of: str | Callable[[_Item], float | None]) -> float | None:
@@ -253,14 +256,14 @@ def _group_by_route(
 
 def _render_family(name: str, help_text: str, samples: Sequence[_Sample]) -> Iterator[str]:
     kind = "counter" if name.endswith("_total") else "gauge"
-    yield f"# HELP {_PREFIX}{name} {help_text}"
-    yield f"# TYPE {_PREFIX}{name} {kind}"
+    yield f"# HELP {name} {help_text}"
+    yield f"# TYPE {name} {kind}"
     for labels, value in samples:
         label_text = ",".join(
             f'{label}="{_escape(label_value)}"' for label, label_value in labels.items()
         )
         number = int(value) if value == int(value) else value
-        yield f"{_PREFIX}{name}{'{' + label_text + '}' if label_text else ''} {number}"
+        yield f"{name}{'{' + label_text + '}' if label_text else ''} {number}"
 
 
 def _escape(value: str) -> str:

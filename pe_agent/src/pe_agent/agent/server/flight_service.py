@@ -195,14 +195,17 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 raise NotPlannedError(f"stream {read.stream} is not in the log of this agent")
             later = replace(read, pieces=_skip_blocks(read.pieces, int(request.get("skip", 0))))
             if request.get("control"):
-                return flight.GeneratorStream(
-                    control_schema(), self._send(self._reader.read_control(export, later))
-                )
+                tuples = self._trace(request, self._reader.read_control(export, later))
+                return flight.GeneratorStream(control_schema(), self._send(tuples))
             schema = self._reader.schema_for(stream, read)
         except Exception as error:
             raise self._to_flight_error(error, "get") from None
-        blocks = self._send(self._reader.read_batches(export, later, schema))
-        return flight.GeneratorStream(self._reader.sent_schema(schema, read), blocks)
+        blocks = self._trace(request, self._reader.read_batches(export, later, schema))
+        return flight.GeneratorStream(self._reader.sent_schema(schema, read), self._send(blocks))
+
+    def _trace(self, ticket: Mapping[str, Any], blocks: Iterable[SentBlock]) -> Iterable[SentBlock]:
+        tracing = self._agent.tracing
+        return blocks if tracing is None else tracing.read(ticket, blocks)
 
     def _find_objects(self, request: PeerObjects) -> ObjectRanges:
         """Return where a task reads its blocks itself."""
@@ -212,6 +215,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         found = self._reader.find_objects(export, later)
         if found is None:
             return ObjectRanges()
+        list(self._trace(request.ticket, ()))  # the task reads itself: the span shows when it began
         ranges, schema = found
         return ObjectRanges(ranges=ranges, arrow=base64.b64encode(schema.serialize()).decode())
 

@@ -179,6 +179,7 @@ class PlanService:
             order=registered.order,
             control=registered.control,
             direct=registered.direct,
+            traces=registered.traces,
         )
 
 

@@ -23,6 +23,7 @@ from pe_agent.transport.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.agent_rpc.job import DriverRenew, GetStatus, Stop
+from streambroker_telemetry.logs import read_message
 
 log = logging.getLogger("pe_agent")
 
@@ -206,7 +207,7 @@ class AgentProcess:
         if progress is not None:
             return f"its recovery makes no progress, at {describe_progress(progress)}"
         lines = path.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it printed no error"
+        return read_message(lines[-1]) if lines else "it printed no error"
 
     def _command(self, port: int) -> list[str]:
         token_file = tokens.write(self._token, self.home / TOKEN_FILE)

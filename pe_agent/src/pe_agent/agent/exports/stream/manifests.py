@@ -186,6 +186,7 @@ class Manifest:
         blocks: in the order of the partitions that wrote them.
         gap: number of batches missing before it; see the ledger's epoch.
         control: summary of its control tuples, None if there are none.
+        traceparent: span that published it, as W3C writes it; None if traces are off.
     """
 
     epoch: int
@@ -200,6 +201,7 @@ class Manifest:
     blocks: tuple[AnyBlock, ...]
     gap: int = 0
     control: ManifestControl | None = None
+    traceparent: str | None = None
 
     def __post_init__(self) -> None:
         """Intern strings that all epochs of a run share."""
@@ -211,6 +213,7 @@ class Manifest:
         gap = {"gap": self.gap} if self.gap else {}
         keys = sorted(self.object_keys())
         objects = {"objects": keys} if keys else {}
+        trace = {"traceparent": self.traceparent} if self.traceparent else {}
         places = {key: place for place, key in enumerate(keys)}
         return json.dumps(
             {
@@ -230,6 +233,7 @@ class Manifest:
                 ],
                 **objects,
                 **gap,
+                **trace,
             }
         ).encode()
 
@@ -276,6 +280,7 @@ class Manifest:
             control=ManifestControl.decode(data["epoch"], data["control"])
             if data["control"]
             else None,
+            traceparent=data.get("traceparent"),
         )
 
     @property
