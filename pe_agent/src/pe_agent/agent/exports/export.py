@@ -34,6 +34,7 @@ from pe_agent.agent.state.store import FORGOTTEN, REMOVED, SEALED
 from streambroker_core.ledger.epochs import Stream
 from streambroker_core.ledger.retention import RetentionLimits
 from streambroker_core.model import Durability
+from streambroker_core.model.policies import NO_POLICIES, Policies, decode_restriction
 from streambroker_core.model.schema import Schema, SchemaPolicy, to_ddl
 from streambroker_core.wire.broker.view import SCHEMA_POLICIES
 
@@ -110,6 +111,8 @@ class AgentExport:
                     ledger.streams[name].restore_sum(number, rows_before)
         ledger.readers[id_] = reader
         self.state.deliveries.restore(id_, delivery)
+        if "restriction" in stored:
+            self.state.deliveries.pin(id_, decode_restriction(stored["restriction"]))
         self.plans.note_stored(id_)
 
     def _restore_stream(self, opened: ExportStream, sealed: bool, next_: int, total: int) -> None:
@@ -146,6 +149,7 @@ class AgentExport:
         limits: RetentionLimits,
         durability: Durability = "local",
         policy: SchemaPolicy = "backward",
+        policies: Policies = NO_POLICIES,
     ) -> None:
         """Apply a declaration until the first view; a view's stored settings come first."""
         with self.state.lock:
@@ -153,6 +157,7 @@ class AgentExport:
             if self._view_limits is None:
                 self.state.set_durability(durability)
                 self.state.schema_policy = policy
+                self.state.policies = policies
             self._withdrawn_at = None
 
     def set_limits(self, limits: RetentionLimits) -> None:
