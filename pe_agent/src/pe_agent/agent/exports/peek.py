@@ -65,11 +65,8 @@ def peek(export: AgentExport, request: ExportPeek) -> dict[str, Any]:
     limit = max(1, min(MAX_PEEK_ROWS, request.limit))
     blocks = _blocks(visible, [epoch for epoch in epochs if epoch > after], request.filter, columns)
     batches, truncated = _take(blocks, limit)
-    answer: dict[str, Any] = {
-        "stream": stream.id,
-        "position": f"{stream.id}:{epochs[0]}",
-        "truncated": truncated,
-    }
+    position = f"{stream.id}:{epochs[0]}"
+    answer: dict[str, Any] = {"stream": stream.id, "position": position, "truncated": truncated}
     if restriction is not None:
         answer["policies"] = restriction.describe()
     names = list(columns) if columns else visible.schema.names

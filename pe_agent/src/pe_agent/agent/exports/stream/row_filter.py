@@ -28,7 +28,7 @@ def count_passing_rows(
     schema = stream.schema
     rows = adapt(stream.read(block, ddl), schema)
     if filter_ is None:
-        return rows.num_rows
+        return int(rows.num_rows)
     return int(compile_cached(filter_, schema).mask(rows).true_count)
 
 
