@@ -36,7 +36,7 @@ def plan_batch_read(
     with export.state.lock:
         now = export.state.clock()
         ranges = export.state.ledger.planner.find_epochs(request.start, end, now)
-        restriction = export.plans.restriction_of(request.import_)
+        restriction = export.policies.of_import(request.import_)
         mismatches = export.plans.schema_mismatches(filter_, columns, schema, restriction)
         for stream in ranges:
             if stream in mismatches:

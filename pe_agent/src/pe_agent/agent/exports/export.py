@@ -29,6 +29,7 @@ from pe_agent.agent.exports.status import (
     storage_metrics,
 )
 from pe_agent.agent.exports.stream import retained_epochs as retained
+from pe_agent.agent.exports.stream.export_policies import ExportPolicies
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, SEALED
 from streambroker_core.ledger.epochs import Stream
@@ -54,7 +55,10 @@ class AgentExport:
         self.backpressure = Backpressure(state)
         self.control = ControlSender(state, self.epochs)
         self.publisher = ExportPublisher(state, self.epochs, self.backpressure, self.control)
-        self.plans = ReaderPlans(state, self.backpressure)
+        self.policies = ExportPolicies(
+            state.store, state.key, state.ledger.readers, state.deliveries.restrictions
+        )
+        self.plans = ReaderPlans(state, self.backpressure, self.policies)
         self._withdrawn_at: float | None = None
         self._view_limits: RetentionLimits | None = state.store.value(
             f"limits/{self.key}", lambda text: RetentionLimits(**json.loads(text)), None
@@ -157,7 +161,7 @@ class AgentExport:
             if self._view_limits is None:
                 self.state.set_durability(durability)
                 self.state.schema_policy = policy
-                self.state.policies = policies
+                self.policies.current = policies
             self._withdrawn_at = None
 
     def set_limits(self, limits: RetentionLimits) -> None:

@@ -26,10 +26,8 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.publisher import Publisher
 from streambroker_core.model import Durability
-from streambroker_core.model.policies import NO_POLICIES, Policies, encode_restriction
+from streambroker_core.model.policies import encode_restriction
 from streambroker_core.model.schema import SchemaPolicy, parse_ddl
-from streambroker_core.wire.encoding.fields import Fields
-from streambroker_core.wire.encoding.policies import read_policies, write_policies
 
 SEGMENT_BYTES = 64 << 20
 _SAVE_PUBLISHER = "INSERT OR REPLACE INTO publishers VALUES (?, ?)"
@@ -37,10 +35,6 @@ _SAVE_READER = (
     "INSERT INTO readers VALUES (?, ?, ?) ON CONFLICT (export, id) DO UPDATE"
     " SET state = excluded.state"
 )
-
-
-def _decode_policies(text: str) -> Policies:
-    return read_policies(Fields(json.loads(text)), None)
 
 
 _STARTED = time.time() - time.monotonic()
@@ -84,8 +78,6 @@ class ExportState:
         self.storage = storage
         self.durability: Durability = "local"
         self.schema_policy: SchemaPolicy = "backward"
-        self._policies_key = f"policies/{key}"
-        self.policies: Policies = store.value(self._policies_key, _decode_policies, NO_POLICIES)
         self.in_flight: tuple[str | None, str | None] | None = None
         """Query and run of the publisher while an epoch is synced; no other is admitted."""
         self.store = store
@@ -220,12 +212,6 @@ class ExportState:
         for stream in self.streams.values():
             if stream.log.uploader is not None:
                 stream.log.uploader.is_required = self.directory.is_required
-
-    def set_policies(self, policies: Policies) -> None:
-        """Apply a view's policies, also to what is planned; they hold after a restart."""
-        if policies != self.policies:
-            self.policies = policies
-            self.store.set(self._policies_key, json.dumps(write_policies(policies)))
 
     def check_storage(self) -> None:
         """Raise StorageMissingError if the export demands storage that the agent lacks."""

@@ -55,7 +55,7 @@ def peek(export: AgentExport, request: ExportPeek) -> dict[str, Any]:
         epochs = sorted(stream.manifests, reverse=True) if stream else []
     if stream is None:
         return {"stream": None, "position": None, "columns": [], "rows": [], "truncated": False}
-    restriction = restrict_unknown(export.state.policies)
+    restriction = restrict_unknown(export.policies.current)
     visible = restricted(stream, restriction)
     columns = tuple(request.columns) if request.columns else None
     mismatch = schema_mismatch(visible, request.filter, columns, None)

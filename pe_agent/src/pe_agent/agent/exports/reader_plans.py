@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from pe_agent.agent.exports.backpressure import Backpressure
 from pe_agent.agent.exports.export_state import ExportState
-from pe_agent.agent.exports.stream.block_reader import NotPlannedError, ReadRequest
-from pe_agent.agent.exports.stream.export_stream import ExportStream, VisibleStream
+from pe_agent.agent.exports.stream.block_reader import ReadRequest
+from pe_agent.agent.exports.stream.export_policies import ExportPolicies
+from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest
 from pe_agent.agent.exports.stream.restricted_stream import restricted
 from pe_agent.agent.exports.stream.row_filter import first_too_wide, schema_mismatch
@@ -19,7 +20,7 @@ from streambroker_core.ledger.losses import MissingRange, find_missing
 from streambroker_core.ledger.offset import column_names
 from streambroker_core.ledger.plan import Plan, PlanRequest
 from streambroker_core.ledger.retention import Reader
-from streambroker_core.model.policies import PolicyDeniedError, Restriction, combine, restrict
+from streambroker_core.model.policies import PolicyDeniedError, Restriction, combine
 
 log = logging.getLogger("pe_agent")
 
@@ -49,7 +50,10 @@ class RegisteredPlan:
 class ReaderPlans:
     """Requests of readers to an export. Public methods are thread-safe."""
 
-    def __init__(self, state: ExportState, backpressure: Backpressure) -> None:
+    def __init__(
+        self, state: ExportState, backpressure: Backpressure, policies: ExportPolicies
+    ) -> None:
+        self.policies = policies
         self._state = state
         self._ledger = state.ledger
         self._deliveries = state.deliveries
@@ -103,42 +107,6 @@ class ReaderPlans:
         if any(plan.finished for plan in plans):
             self._state.notify()
         return self._store_new_readers(requests, outcomes)
-
-    def restriction_of(self, import_: str) -> Restriction | None:
-        """Return what the export's policies leave to an import now; None for everything.
-
-        Raises:
-            PolicyDeniedError: they leave nothing.
-        """
-        policies = self._state.policies
-        if not policies:
-            return None
-        namespace, job = import_.split("/")[:2]
-        return restrict(policies, namespace, job)
-
-    def restriction_for(self, reader: str) -> Restriction | None:
-        """Return what is left to a reader: by the policies now, and by those of its plan.
-
-        Raises:
-            NotPlannedError: the reader is unknown.
-            PolicyDeniedError: nothing is left.
-        """
-        pinned = self._deliveries.restrictions.get(reader)
-        if not self._state.policies:
-            return pinned
-        known = self._ledger.readers.get(reader)
-        if known is None:
-            raise NotPlannedError(f"reader {reader} has no plan.")
-        return combine(pinned, self.restriction_of(known.import_))
-
-    def find_stream(self, read: ReadRequest) -> VisibleStream | None:
-        """Return a stream as its reader may see it; None if there is none.
-
-        Raises:
-            NotPlannedError, PolicyDeniedError: see `restriction_for`.
-        """
-        stream = self._state.streams.get(read.stream)
-        return None if stream is None else restricted(stream, self.restriction_for(read.reader))
 
     def find_too_wide(self, schema: str | None) -> dict[str, tuple[int, str]]:
         """Return the epoch before which readers of columns as DDL stop, by stream, and why."""
@@ -219,7 +187,7 @@ class ReaderPlans:
         plan = self._ledger.planner.plan(request, now)
         if plan.routed:
             self._deliveries.begin_plan(request.reader, filter_, columns, plan.planned)
-            self._deliveries.pin(request.reader, self.restriction_of(request.import_))
+            self._deliveries.pin(request.reader, self.policies.of_import(request.import_))
         self._note_planned(request.reader, before)
         self._state.save_reader(request.reader)
         return plan
@@ -275,7 +243,7 @@ class ReaderPlans:
             PolicyDeniedError: policies withhold the rows, or some of the columns.
         """
         with self._state.lock:
-            current = self.restriction_of(request.import_)
+            current = self.policies.of_import(request.import_)
             self._ledger.planner.check_call(request)
             before = _planned_ranges(self._ledger.readers.get(request.reader))
             self._finish_plan(request)
@@ -285,7 +253,9 @@ class ReaderPlans:
                 self._deliveries.pin(request.reader, current)
             restriction = combine(self._deliveries.restrictions.get(request.reader), current)
             if restriction is not None:
-                self._check_withheld(request.reader, ranges, filter_, columns, restriction)
+                wanted = self._deliveries.wanted.get(request.reader)
+                misfits = self.schema_mismatches(filter_, columns, wanted, restriction)
+                _check_withheld(ranges, misfits)
             self._note_planned(request.reader, before)
             self._state.save_reader(request.reader)
             missing = self._skipped_epochs(request, ranges)
@@ -309,22 +279,6 @@ class ReaderPlans:
             direct=direct,
             ranges=ranges,
         )
-
-    def _check_withheld(
-        self,
-        reader: str,
-        ranges: Collection[str],
-        filter_: str | None,
-        columns: list[str] | None,
-        restriction: Restriction,
-    ) -> None:
-        wanted = self._deliveries.wanted.get(reader)
-        mismatches = self.schema_mismatches(filter_, columns, wanted, restriction)
-        for stream in mismatches.keys() & set(ranges):
-            raise PolicyDeniedError(
-                f"a planned batch cannot be read any more: {mismatches[stream]}. Start the query"
-                " with a new checkpoint, or ask the Export's owner for the columns."
-            )
 
     def _skipped_epochs(
         self,
@@ -453,6 +407,14 @@ class ReaderPlans:
 
 def _belongs_to(reader: Reader | None, import_: str) -> bool:
     return reader is not None and reader.import_ == import_
+
+
+def _check_withheld(ranges: Collection[str], misfits: Mapping[str, str]) -> None:
+    for stream in misfits.keys() & set(ranges):
+        raise PolicyDeniedError(
+            f"a planned batch cannot be read any more: {misfits[stream]}. Start the query with a"
+            " new checkpoint, or ask the Export's owner for the columns."
+        )
 
 
 def _covers(planned: Mapping[str, tuple[int, int]], ranges: Mapping[str, tuple[int, int]]) -> bool:

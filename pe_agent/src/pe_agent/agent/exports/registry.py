@@ -187,7 +187,7 @@ class ExportRegistry:
             return
         exported.set_durability(export.durability)
         exported.set_schema_policy(export.schema_policy)
-        exported.state.set_policies(export.policies)
+        exported.policies.apply(export.policies)
         exported.set_limits(_to_limits(export.buffer, export.archive))
         policies = {str(r.import_): r.policy for r in export.routes}
         exported.set_routes(policies, export.revoked)

@@ -190,19 +190,20 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             request = _parse_json(_check_size(ticket.ticket))
             read = _parse_ticket(request)
             export = self._agent.resolve_ticket(request, read)
-            stream = export.find_stream(read)
+            stream = export.streams.get(read.stream)
             if stream is None:
                 raise NotPlannedError(f"stream {read.stream} is not in the log of this agent")
+            visible = export.policies.show(stream, read.reader)
             later = replace(read, pieces=_skip_blocks(read.pieces, int(request.get("skip", 0))))
             if request.get("control"):
                 return flight.GeneratorStream(
                     control_schema(), self._send(self._reader.read_control(export, later))
                 )
-            schema = self._reader.schema_for(stream, read)
+            schema = self._reader.schema_for(visible, read)
         except Exception as error:
             raise self._to_flight_error(error, "get") from None
-        blocks = self._send(self._reader.read_batches(export, later, schema, stream))
-        return flight.GeneratorStream(self._reader.sent_schema(schema, read, stream), blocks)
+        blocks = self._send(self._reader.read_batches(export, later, schema, visible))
+        return flight.GeneratorStream(self._reader.sent_schema(schema, read, visible), blocks)
 
     def _find_objects(self, request: PeerObjects) -> ObjectRanges:
         """Return where a task reads its blocks itself."""

@@ -64,11 +64,11 @@ class PeerAccess:
             if reader is None or not (planned and self._is_pass_of(reader, export, shown)):
                 raise
             return AuthorizedRead(export, reader.policy, granted=False)
-        if verified.policed and not export.state.policies:
+        if verified.policed and not export.policies.current:
             raise CapabilityError(
                 "early", f"the agent of {export.key} does not have the policies of the export yet"
             )
-        export.plans.restriction_of(import_)
+        export.policies.of_import(import_)
         if reader is not None:
             return AuthorizedRead(export, reader.policy)
         if shown.filter is not None and not verified.filter_allowed:

@@ -94,13 +94,13 @@ class PlanService:
     ) -> list[Planned | Exception]:
         request, export = group.plan, next(iter(authorized.values())).export
         plans = export.plans
-        jobs = {job_of(reader.import_) for reader in authorized} if export.state.policies else ()
+        jobs = {job_of(reader.import_) for reader in authorized} if export.policies.current else ()
         if len(jobs) > 1:  # an agent asks for its own job, and policies are for a job
             one_by_one = (self._plan_authorized(group, {r: a}) for r, a in authorized.items())
             return [outcome for outcomes in one_by_one for outcome in outcomes]
         try:
             self._access.check_filter(export, request.filter)
-            restriction = plans.restriction_of(next(iter(authorized)).import_)
+            restriction = export.policies.of_import(next(iter(authorized)).import_)
             mismatches = plans.schema_mismatches(
                 request.filter, request.columns, request.schema, restriction
             )

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pe_agent.agent.exports.stream.export_policies import ExportPolicies
 from pe_agent.agent.exports.stream.export_stream import ExportStream, VisibleStream
 from pe_agent.agent.exports.stream.manifests import Manifest, ObjectBlock
 from pe_agent.agent.exports.stream.row_filter import compile_cached
@@ -25,7 +26,7 @@ from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.control.runtime.control_rows import to_batch
 from streambroker_core.control.runtime.packing import SEQ
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.model.policies import PolicyDeniedError, Restriction
+from streambroker_core.model.policies import PolicyDeniedError
 from streambroker_core.wire.agent_rpc.peer import ObjectRange
 
 CACHE_BYTES = 64 << 20
@@ -113,11 +114,9 @@ class Readable(Protocol):
     def streams(self) -> Mapping[str, ExportStream]:
         """Return the streams, by id."""
 
-    def find_stream(self, read: ReadRequest) -> VisibleStream | None:
-        """Return a stream as its reader may see it; None if there is none."""
-
-    def restriction_for(self, reader: str) -> Restriction | None:
-        """Return what policies leave to a reader now; None for everything."""
+    @property
+    def policies(self) -> ExportPolicies:
+        """Return what the readers may see of the streams."""
 
     def find_readable(self, read: ReadRequest, epoch: int) -> Manifest | None:
         """Return the manifest of an epoch, None if the reader may not read it."""
@@ -194,7 +193,7 @@ class BlockReader:
             AgentUnreachableError: the policies for the reader changed; it has to ask again.
             NotPlannedError: an epoch is not in the reader's plan.
         """
-        stream = stream or export.find_stream(read)
+        stream = stream or _visible_stream(export, read)
         if schema is None and stream is not None:
             schema = self.schema_for(stream, read)
         for epoch, first, last in read.pieces:
@@ -211,7 +210,7 @@ class BlockReader:
                     raise NotPlannedError(
                         f"stream {read.stream} is no longer in the log of this agent."
                     )
-                if export.restriction_for(read.reader) != stream.restriction:
+                if export.policies.of_reader(read.reader) != stream.restriction:
                     raise AgentUnreachableError("the policies of the export have changed.")
                 batch, manifest = self._read_current(
                     export, stream, read, schema, manifest, index, metadata
@@ -230,7 +229,7 @@ class BlockReader:
         Raises:
             NotPlannedError: an epoch is not in the reader's plan.
         """
-        stream = export.find_stream(read)
+        stream = _visible_stream(export, read)
         if stream is None or stream.objects is None or read.filter is not None:
             return None
         ranges: list[tuple[str, int, int, list[ObjectBlock]]] = []
@@ -350,6 +349,11 @@ class BlockReader:
             key, atoms, _entry_size(len(masks), sum(len(text) + m.nbytes for text, m in masks))
         )
         return mask
+
+
+def _visible_stream(export: Readable, read: ReadRequest) -> VisibleStream | None:
+    stream = export.streams.get(read.stream)
+    return None if stream is None else export.policies.show(stream, read.reader)
 
 
 def _filters_rows(stream: VisibleStream) -> bool:
