@@ -197,4 +197,5 @@ export interface Rows {
   truncated: boolean;
   stream: string;
   schemaVersions?: { version: number; since: string | null }[];
+  policies?: string;
 }

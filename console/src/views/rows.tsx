@@ -43,10 +43,11 @@ function Table({ answer }: { answer: Answer }) {
   );
 }
 
-/** Which version the columns have, once there was more than one. */
+/** Which version the columns have, once there was more than one, and what policies withhold. */
 function versionText(answer: Answer): string {
   const newest = answer.schemaVersions?.at(-1);
-  return newest?.since ? `; columns of version ${newest.version}, since ${newest.since}` : "";
+  const version = newest?.since ? `; columns of version ${newest.version}, since ${newest.since}` : "";
+  return answer.policies ? `${version}; withheld by ${answer.policies}` : version;
 }
 
 export function Rows({ query }: { query: Record<string, string> }) {

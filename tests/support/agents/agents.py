@@ -30,6 +30,7 @@ from streambroker_core.model import (
     Policy,
     PortKey,
 )
+from streambroker_core.model.policies import NO_POLICIES, Policies
 from streambroker_core.wire.broker import capability
 from streambroker_core.wire.broker.view import (
     ExportPort,
@@ -212,6 +213,7 @@ class Plumbing:
     on_congestion: OnCongestion = "inherit"
     connected: bool = True
     revoked: tuple[str, ...] = ()
+    policies: Policies = NO_POLICIES
     only: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def at(self, port: str) -> Plumbing:
@@ -240,6 +242,7 @@ def export_view(exporter: AgentProcess, importer_pe: str, plumbing: Plumbing) ->
             archive=how.archive,
             routes=(route,) if how.connected else (),
             revoked=how.revoked,
+            policies=how.policies,
         )
     return View(pe=PeKey.parse(exporter.pe), exports=ports)
 
@@ -255,6 +258,7 @@ def import_view(importer: AgentProcess, exporter: AgentProcess, plumbing: Plumbi
             export=f"{exporter.pe}/{port}",
             filter_allowed=how.allow_filter,
             policy=how.policy,
+            policed=bool(how.policies),
         )
         route = ImportRoute(
             export=PortKey.parse(f"{exporter.pe}/{port}"),

@@ -142,6 +142,12 @@ def table(of: pa.Table | pa.RecordBatch) -> dict[str, Any]:
     }
 
 
+POLICIES = [
+    {"for": {"namespace": "lab", "job": "alerts"}, "filter": "price > 1.0", "columns": ["price"]},
+    {"mask": [{"column": "price", "with": "constant", "value": "0.5"}]},
+]
+
+
 def columns(schema: pa.Schema) -> list[str]:
     return [f"{one.name}: {one.type}{'' if one.nullable else ' not null'}" for one in schema]
 
@@ -163,6 +169,7 @@ def whole_view() -> view.View:
             schema=COLUMNS,
             buffer={"maxAge": "1h", "waitLimit": "90s"},
             archive={"maxBytes": "1Ti", "maxAge": "7d"},
+            policies=POLICIES,
         ),
         export_of("feed/named", streamId="s", allowFilter=False, revoked=["lab/alerts"]),
         import_of("feed/in", filter="price > 1.0", start="earliest"),
@@ -191,7 +198,8 @@ def manifests() -> dict[str, Any]:
         properties={"kind": "trade", "level": 3, "price": 0.5, "open": True, "tags": ["a", "b"]},
         congestionPolicy="drop", application={"name": "app", "scope": "Team"},
         archive={"maxBytes": "1Ti", "maxAge": "7d"}, description="Trades", owner="team-a",
-        tags=["gold"], columnComments={"price": "in USD"},
+        tags=["gold"], columnComments={"price": "in USD"}, policies=POLICIES,
+        policyDefault="deny",
     )  # fmt: skip
     return {
         "export": manifest.write_manifest(export, version=7),
@@ -256,6 +264,9 @@ def signed() -> dict[str, Any]:
     return {
         "hint": {"bytes": hint.hex(" ", -8), "point": hints.point_text((7, 9))},
         "capability": capability.sign(KEY, filter_allowed=True, policy="wait", **ports),
+        "capability for an export with policies": capability.sign(
+            KEY, filter_allowed=True, policy="wait", policed=True, **ports
+        ),
         "capability that ends": capability.sign(
             KEY,
             filter_allowed=False,

@@ -277,7 +277,7 @@ def test_rows_that_pass_a_filter_can_be_sent_with_their_numbers(made: Bench) -> 
         )
         reader = BlockReader()
         rows = reader.schema_for(made.export.state.streams[made.stream], read)
-        schema = reader.sent_schema(rows, read)
+        schema = reader.sent_schema(rows, read, made.export.state.streams[made.stream])
         for _ in range(2):
             for batch, _ in reader.read_batches(made.export.plans, read):
                 assert batch.schema == schema

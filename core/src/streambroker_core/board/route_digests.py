@@ -19,6 +19,8 @@ from streambroker_core.wire.broker.view import (
     digest_exporter,
     digest_import_route,
 )
+from streambroker_core.wire.encoding.canonical import digest
+from streambroker_core.wire.encoding.policies import write_policies
 
 
 class RouteDigests:
@@ -55,10 +57,10 @@ class RouteDigests:
             if match is None:
                 continue
             route = match.filter, match.policy
-            digest = digest_export_route(import_.key, import_.uid, *route)
-            _add_digest(self.export_digests, export.uid, sign * digest)
-            digest = digest_import_route(exporter_digest, export.uid, *route)
-            _add_digest(self.import_digests, import_.uid, sign * digest)
+            number = digest_export_route(import_.key, import_.uid, *route)
+            _add_digest(self.export_digests, export.uid, sign * number)
+            number = digest_import_route(exporter_digest, export.uid, *route)
+            _add_digest(self.import_digests, import_.uid, sign * number)
         if export.uid not in self.export_digests:
             del self._exporter_digests[export.uid]
 
@@ -94,8 +96,12 @@ class RouteDigests:
 
 
 def issuer_for(export: Export, agent: Registration) -> str:
-    """Return what else the capability for an Export depends on: agent instance, filter right."""
-    return f"{agent.instance}/{'filter' if export.allow_filter else 'plain'}"
+    """Return what else the capability for an Export depends on, and columns of its importers.
+
+    These are the agent's instance, the right to filter, and policies if there are any.
+    """
+    policies = f"/{digest(write_policies(export.policies))}" if export.policies else ""
+    return f"{agent.instance}/{'filter' if export.allow_filter else 'plain'}{policies}"
 
 
 def _add_digest(sums: dict[str, int], uid: str, route_digest: int) -> None:

@@ -169,6 +169,7 @@ def _build_export_port(export: Export) -> ExportPort:
         schema=export.schema,
         schema_policy=export.schema_policy,
         revoked=export.revoked,
+        policies=export.policies,
     )
 
 

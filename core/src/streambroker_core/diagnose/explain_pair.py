@@ -16,11 +16,15 @@ from streambroker_core.expression import Expression, Miss, PredicateResult
 from streambroker_core.expression.explain import explain_tree
 from streambroker_core.matching import (
     filter_problem,
+    find_restriction,
     find_revocation,
     is_namespace_allowed,
     parse_cached,
+    visible_schema,
+    withheld_hint,
 )
 from streambroker_core.model import Export, Import, PortKey, Properties, StreamName
+from streambroker_core.model.policies import PolicyDeniedError, Restriction
 from streambroker_core.model.schema import find_missing_column
 
 _MAX_PHRASES = 6
@@ -51,6 +55,8 @@ class Pair:
         predicates: each predicate of the subscription with its value; empty without a
             subscription or properties to evaluate it on.
         nearest: the ways to make the subscription true with the fewest changes.
+        policies: names of the Export's policies for the Import, and what they do; None if there is
+            none.
     """
 
     export: PortKey
@@ -60,6 +66,7 @@ class Pair:
     obstacles: tuple[Obstacle, ...] = ()
     predicates: tuple[PredicateResult, ...] = ()
     nearest: tuple[Miss, ...] = ()
+    policies: str | None = None
 
     @property
     def matched(self) -> bool:
@@ -97,6 +104,11 @@ def explain_pair(
         obstacle for obstacle in (export_conflict, import_conflict) if obstacle is not None
     )
     interest = _check_interest(export, import_)
+    restriction, denied = None, list[Obstacle]()
+    try:
+        restriction = find_restriction(export, import_.key)
+    except PolicyDeniedError as error:
+        denied = [Obstacle(reason=error.code, message=str(error))]
     return Pair(
         export=export.key,
         export_uid=export.uid,
@@ -107,9 +119,11 @@ def explain_pair(
             *_check_audience(export, import_),
             *interest.obstacles,
             *_check_revoked(export, import_),
+            *denied,
             *_check_filter(export, import_),
-            *_check_columns(export, import_),
+            *_check_columns(export, import_, restriction),
         ),
+        policies=None if restriction is None else restriction.describe(),
         predicates=interest.predicates,
         nearest=interest.nearest,
     )
@@ -239,15 +253,26 @@ def _check_filter(export: Export, import_: Import) -> Iterator[Obstacle]:
 
 def filter_faults(export: Export, import_: Import) -> list[str]:
     """Return what is wrong with the filter for the columns of the Import and of the Export."""
-    schemas = (import_.schema, export.schema)
-    problems = (filter_problem(import_.filter, schema) for schema in schemas)
-    return list(dict.fromkeys(str(problem) for problem in problems if problem is not None))
+    try:
+        restriction = find_restriction(export, import_.key)
+    except PolicyDeniedError:
+        restriction = None
+    problem = filter_problem(import_.filter, import_.schema)
+    found = [] if problem is None else [str(problem)]
+    problem = filter_problem(import_.filter, visible_schema(export.schema, restriction))
+    if problem is not None and str(problem) not in found:
+        found.append(f"{problem}{withheld_hint(restriction)}")
+    return found
 
 
-def _check_columns(export: Export, import_: Import) -> Iterator[Obstacle]:
-    if import_.schema is None or export.schema is None:
+def _check_columns(
+    export: Export, import_: Import, restriction: Restriction | None
+) -> Iterator[Obstacle]:
+    schema = visible_schema(export.schema, restriction)
+    if import_.schema is None or schema is None:
         return
     for column in import_.schema:
-        difference = find_missing_column(export.schema, (column,))
+        difference = find_missing_column(schema, (column,))
         if difference is not None:
-            yield Obstacle(reason="SchemaMismatch", message=difference)
+            message = f"{difference}{withheld_hint(restriction)}"
+            yield Obstacle(reason="SchemaMismatch", message=message)

@@ -175,6 +175,8 @@ class _DistanceCounter:
 
     def count_changes(self, export: Export) -> int:
         """Return the distance of a pair if both hold their ports."""
+        if export.policies:
+            return explain_pair(export, self._import).distance
         count = self._interest(export)
         if export.key.namespace != self._namespace and not is_namespace_allowed(
             export, self._namespace

@@ -46,6 +46,7 @@ def render_pair(pair: Pair) -> str:
     away = "" if pair.matched else f" ({_render_distance(pair)} away)"
     lines = [f"{pair.export} {verb} {pair.import_}{away}"]
     lines += [f"  {obstacle.reason}: {obstacle.message}" for obstacle in pair.obstacles]
+    lines += [f"  {pair.policies}"] * (pair.policies is not None)
     lines += [
         f"  {_VALUES[finding.value]:9}{finding.text}: {finding.why}" for finding in pair.predicates
     ]

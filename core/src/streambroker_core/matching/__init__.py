@@ -14,12 +14,15 @@ from streambroker_core.matching.decide import (
     choose_policy,
     expression_problem,
     filter_problem,
+    find_restriction,
     find_revocation,
     import_filter_problem,
     is_namespace_allowed,
     is_near,
     match,
     parse_cached,
+    visible_schema,
+    withheld_hint,
 )
 from streambroker_core.matching.index import IndexMatcher
 from streambroker_core.matching.scan import IndexStats, Matcher, ScanMatcher
@@ -38,10 +41,13 @@ __all__ = [
     "choose_policy",
     "expression_problem",
     "filter_problem",
+    "find_restriction",
     "find_revocation",
     "import_filter_problem",
     "is_namespace_allowed",
     "is_near",
     "match",
     "parse_cached",
+    "visible_schema",
+    "withheld_hint",
 ]

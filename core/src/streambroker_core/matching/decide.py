@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, get_args
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import Expression, check_filter, parse
 from streambroker_core.model import Export, Import, PeKey, Policy, PortKey, Properties
+from streambroker_core.model.policies import PolicyDeniedError, Restriction, restrict
 from streambroker_core.model.schema import Schema, find_missing_column
 
 Reason: TypeAlias = Literal[
@@ -27,13 +28,14 @@ Reason: TypeAlias = Literal[
     "SubscriptionFalse",
     "SubscriptionUnknown",
     "Revoked",
+    "PolicyDenied",
     "FilterForbidden",
     "FilterInvalid",
     "SchemaMismatch",
 ]
 
 NEAR: frozenset[Reason] = frozenset(
-    {"Revoked", "FilterForbidden", "FilterInvalid", "SchemaMismatch"}
+    {"Revoked", "PolicyDenied", "FilterForbidden", "FilterInvalid", "SchemaMismatch"}
 )
 """Reasons of near misses, whose two sides want each other; users see them unprompted."""
 
@@ -73,7 +75,7 @@ def match(export: Export, import_: Import) -> MatchResult:
     """Decide one pair; the first failing rule is the reason.
 
     The order of the rules is part of the contract: visibility (namespace, scope), interest
-    (names or subscription), then delivery (revocation, filter, schema).
+    (names or subscription), then delivery (revocation, policies, filter, schema).
     """
     return (
         _check_audience(export, import_)
@@ -84,12 +86,39 @@ def match(export: Export, import_: Import) -> MatchResult:
 
 def connect(export: Export, import_: Import) -> MatchResult:
     """Decide a pair that is visible and of interest to the Import."""
+    try:
+        restriction = find_restriction(export, import_.key)
+    except PolicyDeniedError as error:
+        denied = NoMatch(reason="PolicyDenied", message=f"{export.key}: {error}")
+        return _check_revoked(export, import_) or denied
     return (
         _check_revoked(export, import_)
-        or _check_filter(export, import_)
-        or _check_columns(export, import_)
+        or _check_filter(export, import_, restriction)
+        or _check_columns(export, import_, restriction)
         or _make_match(export, import_)
     )
+
+
+def find_restriction(export: Export, importer: PeKey | PortKey) -> Restriction | None:
+    """Return what an Export's policies leave to a job's imports; None if that is everything.
+
+    Raises:
+        PolicyDeniedError: they leave nothing.
+    """
+    if not export.policies:
+        return None
+    return restrict(export.policies, importer.namespace, importer.job)
+
+
+def visible_schema(schema: Schema | None, restriction: Restriction | None) -> Schema | None:
+    """Return the columns that a restriction leaves, if they are known."""
+    return schema if restriction is None or schema is None else restriction.visible(schema)
+
+
+def withheld_hint(restriction: Restriction | None) -> str:
+    """Return the end of a message about columns that may be withheld; mostly nothing."""
+    columns = None if restriction is None else restriction.columns
+    return "" if columns is None else f" ({restriction} of the export leave out columns.)"
 
 
 def is_reachable(export: Export, import_: Import) -> bool:
@@ -173,7 +202,9 @@ def import_filter_problem(import_: Import, exports: Iterable[Export]) -> Streamb
         return problem
     unfiltered = replace(import_, filter=None)
     problems = [
-        filter_problem(import_.filter, export.schema)
+        filter_problem(
+            import_.filter, visible_schema(export.schema, find_restriction(export, import_.key))
+        )
         for export in exports
         if export.allow_filter and isinstance(match(export, unfiltered), Match)
     ]
@@ -261,24 +292,31 @@ def _check_revoked(export: Export, import_: Import) -> NoMatch | None:
     return NoMatch(reason="Revoked", message=f"{export.key} has revoked {entry}")
 
 
-def _check_filter(export: Export, import_: Import) -> NoMatch | None:
+def _check_filter(
+    export: Export, import_: Import, restriction: Restriction | None
+) -> NoMatch | None:
     text = import_.filter
     if text is None or not text.strip():
         return None
     if not export.allow_filter:
         return NoMatch(reason="FilterForbidden", message=f"{export.key} allows no filters")
-    problem = filter_problem(text, import_.schema) or filter_problem(text, export.schema)
+    schema = visible_schema(export.schema, restriction)
+    problem = filter_problem(text, import_.schema) or filter_problem(text, schema)
     if problem is None:
         return None
-    return NoMatch(reason="FilterInvalid", message=str(problem))
+    return NoMatch(reason="FilterInvalid", message=f"{problem}{withheld_hint(restriction)}")
 
 
-def _check_columns(export: Export, import_: Import) -> NoMatch | None:
-    if import_.schema is None or export.schema is None:
+def _check_columns(
+    export: Export, import_: Import, restriction: Restriction | None
+) -> NoMatch | None:
+    schema = visible_schema(export.schema, restriction)
+    if import_.schema is None or schema is None:
         return None
-    difference = find_missing_column(export.schema, import_.schema)
+    difference = find_missing_column(schema, import_.schema)
     if difference is None:
         return None
+    difference += withheld_hint(restriction)
     return NoMatch(reason="SchemaMismatch", message=f"{export.key}: {difference}")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from streambroker_core.errors import ManifestError
+from streambroker_core.model.policies import NO_POLICIES, Policies
 from streambroker_core.model.properties import Value
 from streambroker_core.model.schema import Schema, SchemaPolicy
 
@@ -258,6 +259,7 @@ class Export:
         allowed_namespaces: other namespaces that may import it, or ``*``.
         revoked: importers that must not read any more, not even planned epochs: ``namespace`` or
             ``namespace/job``.
+        policies: rows and columns that imports may read.
         catalog: description, owner, tags and comments of columns.
         rejected: a later generation that is rejected while this one runs; None if there is none.
     """
@@ -279,6 +281,7 @@ class Export:
     schema_policy: SchemaPolicy = "backward"
     allowed_namespaces: tuple[str, ...] = ()
     revoked: tuple[str, ...] = ()
+    policies: Policies = NO_POLICIES
     catalog: CatalogEntry = CatalogEntry()
     rejected: RejectedGeneration | None = None
 

@@ -32,7 +32,7 @@ from streambroker_core.model import (
     kind_of,
     seniority,
 )
-from streambroker_core.wire.encoding.canonical import JsonObject
+from streambroker_core.wire.encoding.canonical import JsonObject, without_none
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.manifests.ports import read_manifest
 from streambroker_operator.errors import RequestError
@@ -164,6 +164,7 @@ def _pair_body(pair: diagnose.Pair) -> JsonObject:
         "reason": pair.reason,
         "message": pair.message,
         "distance": pair.distance,
+        **without_none(policies=pair.policies),
         "obstacles": [asdict(obstacle) for obstacle in pair.obstacles],
         "predicates": [asdict(finding) for finding in pair.predicates],
         "misses": [

@@ -27,6 +27,7 @@ from streambroker_core.diagnose import (
     find_put_problem,
     forecast,
 )
+from streambroker_core.matching import find_restriction, visible_schema
 from streambroker_core.model import (
     Export,
     Kind,
@@ -37,6 +38,7 @@ from streambroker_core.model import (
     Route,
     kind_of,
 )
+from streambroker_core.model.schema import Schema
 from streambroker_core.wire.broker import capability
 from streambroker_core.wire.broker.registration import Registration, RegistrationReply, derive_key
 from streambroker_core.wire.broker.view import ImportRoute, View, with_capabilities
@@ -140,7 +142,15 @@ class Runtime:
     def view(self, pe: PeKey) -> View | None:
         """Return a PE's view with its capabilities; None if the PE is unknown."""
         view = self.board.view(pe)
-        return None if view is None else with_capabilities(view, self._capability)
+        if view is None:
+            return None
+        return with_capabilities(view, self._capability, self._visible_columns)
+
+    def _visible_columns(self, reader: PortKey, route: ImportRoute) -> Schema | None:
+        export = self.board.holder("Export", route.export)
+        if not isinstance(export, Export):
+            return None
+        return visible_schema(route.schema, find_restriction(export, reader))
 
     def _capability(self, reader: PortKey, route: ImportRoute) -> str | None:
         exporter = self.board.registration(route.export.owner)
@@ -154,6 +164,7 @@ class Runtime:
             filter_allowed=export.allow_filter,
             policy=route.policy,
             expires=capability.compute_expiry(time.time()),
+            policed=bool(export.policies),
         )
 
     def agent_key(self, pe: PeKey, registration: Registration) -> bytes:

@@ -252,12 +252,16 @@ def link_control_slices(slices: Sequence[Ticket]) -> list[Ticket]:
 
 
 def read_row_numbers(batch: pa.RecordBatch, *, filtered: bool) -> pa.Array | None:
-    """Return the numbers of filtered rows in their block; raise NotNumberedError without them."""
+    """Return the numbers of rows in their block, if a filter or a policy may have removed some.
+
+    Raises:
+        NotNumberedError: rows are ``filtered``, and the exporter is too old to number them.
+    """
+    if SEQ in batch.schema.names:
+        return batch.column(SEQ)
     if not filtered:
         return None
-    if SEQ not in batch.schema.names:
-        raise NotNumberedError(
-            "the exporter's agent does not number the rows that pass a filter, so control tuples"
-            " would not find their positions: update it, or read without a filter."
-        )
-    return batch.column(SEQ)
+    raise NotNumberedError(
+        "the exporter's agent does not number the rows that pass a filter, so control tuples"
+        " would not find their positions: update it, or read without a filter."
+    )

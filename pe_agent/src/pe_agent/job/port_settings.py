@@ -20,6 +20,8 @@ from pe_agent.job.arguments import (
 from pe_agent.transport.expression_errors import mark_expression_errors
 from streambroker_core.expression import parse
 from streambroker_core.model.properties import normalise
+from streambroker_core.wire.encoding.fields import Fields
+from streambroker_core.wire.encoding.policies import read_policies
 from streambroker_core.wire.encoding.quantity import format_duration
 
 Property: TypeAlias = "str | float | Sequence[str | float]"
@@ -42,6 +44,10 @@ class ExportSettings(TypedDict, total=False):
       readers have read them.
     - ``schema_policy``: which changes of the columns a later start may make: ``backward`` (the
       default: add columns, widen types), ``forward``, ``full`` or ``none``.
+    - ``policies``: rows and columns that importers may read, such as
+      ``[{"for": {"namespace": "ads"}, "filter": "age > 17", "columns": ["age", "city"],
+      "mask": [{"column": "city", "with": "hash"}]}]``; all that are for an importer apply together.
+    - ``policy_default``: ``deny`` gives nothing to importers without a policy.
     - ``description``, ``owner``, ``tags``: what people read about the stream, and find it by.
     - ``column_comments``: what columns mean, by name. Absent: with one of the three above, the
       comments in the frame's schema.
@@ -55,6 +61,8 @@ class ExportSettings(TypedDict, total=False):
     durability: str | None
     archive: Mapping[str, Limit] | None
     schema_policy: str | None
+    policies: Sequence[Mapping[str, Any]] | None
+    policy_default: str | None
     description: str | None
     owner: str | None
     tags: Sequence[str] | None
@@ -86,6 +94,8 @@ def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, A
         "durability": ("durability", lambda value: value),
         "archive": ("archive", partial(_limits, "archive")),
         "schema_policy": ("schemaPolicy", lambda value: value),
+        "policies": ("policies", _policies),
+        "policy_default": ("policyDefault", lambda value: value),
         "description": ("description", lambda value: value),
         "owner": ("owner", lambda value: value),
         "tags": ("tags", lambda value: value if isinstance(value, str) else list(value)),
@@ -98,6 +108,12 @@ def export_spec(method: str, port: str, settings: ExportSettings) -> dict[str, A
     if spec and "stream_id" not in given:
         spec.setdefault("properties", {})
     return spec
+
+
+def _policies(policies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return policies; an error names what is wrong before anything is declared."""
+    read_policies(Fields({"policies": policies}), None)
+    return [dict(policy) for policy in policies]
 
 
 def _limits(setting: str, limits: Mapping[str, Limit]) -> dict[str, Limit]:

@@ -19,6 +19,8 @@ from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_core.wire.encoding.fields import Fields
 
 CAPABILITY_VERSION = 1
+POLICED_VERSION = 2
+"""Of a capability for an Export with policies; agents that do not know policies refuse it."""
 MAX_TOKEN = 2048
 """Characters; a longer token is rejected unread."""
 
@@ -41,6 +43,7 @@ class Capability:
         filter_allowed: whether the importer may filter rows.
         policy: ``wait`` or ``drop``.
         expires: seconds since 1970, UTC, or None for as long as the route exists.
+        policed: whether the Export has policies, without which its agent gives nothing.
     """
 
     reader_import: str
@@ -48,6 +51,7 @@ class Capability:
     filter_allowed: bool
     policy: str
     expires: int | None = None
+    policed: bool = False
 
 
 def compute_expiry(now: float) -> int:
@@ -88,6 +92,7 @@ def sign(
     filter_allowed: bool,
     policy: str,
     expires: int | None = None,
+    policed: bool = False,
 ) -> str:
     """Return a token; equal arguments return equal tokens.
 
@@ -95,7 +100,7 @@ def sign(
     """
     body = canonical(
         {
-            "v": CAPABILITY_VERSION,
+            "v": POLICED_VERSION if policed else CAPABILITY_VERSION,
             "import": reader_import,
             "export": export,
             "filter": filter_allowed,
@@ -154,10 +159,10 @@ def _read(body: bytes) -> Capability:
     try:
         fields = Fields(json.loads(body))
         version = fields.integer("v", low=1, high=_FAR)
-        if version != CAPABILITY_VERSION:
+        if version > POLICED_VERSION:
             raise CapabilityError(
                 "malformed",
-                f"the capability has form {version}, this agent reads form {CAPABILITY_VERSION}",
+                f"the capability has form {version}, this agent reads up to {POLICED_VERSION}",
             )
         return Capability(
             reader_import=fields.text("import"),
@@ -165,6 +170,7 @@ def _read(body: bytes) -> Capability:
             filter_allowed=fields.boolean("filter", False),
             policy=fields.text("policy"),
             expires=fields.optional_integer("expires", high=_FAR),
+            policed=version == POLICED_VERSION,
         )
     except (ValueError, ManifestError) as error:
         raise CapabilityError("malformed", f"the capability cannot be read: {error}") from error

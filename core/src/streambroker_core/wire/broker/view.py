@@ -26,11 +26,13 @@ from streambroker_core.model import (
     StreamName,
     is_label,
 )
+from streambroker_core.model.policies import NO_POLICIES, Policies
 from streambroker_core.model.schema import Schema, SchemaPolicy, from_items, to_items
 from streambroker_core.wire.broker.hints import Point
 from streambroker_core.wire.broker.view_rules import ViewRules, read_view_rules, write_view_rules
 from streambroker_core.wire.encoding.canonical import JsonObject, canonical, digest, without_none
 from streambroker_core.wire.encoding.fields import Fields
+from streambroker_core.wire.encoding.policies import read_policies, write_policies
 from streambroker_core.wire.encoding.start import MAX_START, START_FORMS, is_start
 
 VIEW_VERSION = 1
@@ -123,6 +125,7 @@ class ExportPort:
     schema_policy: SchemaPolicy = "backward"
     routes: tuple[ExportRoute, ...] = ()
     revoked: tuple[str, ...] = ()
+    policies: Policies = NO_POLICIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +185,8 @@ class View:
 def with_version(view: View) -> View:
     """Return the view with the version of its content.
 
-    It excludes capabilities. The broker adds them per request, and each is a function of the route
-    and its issuer, which are included.
+    It excludes capabilities, and which columns policies withhold. The broker adds both per request,
+    and each is a function of the route and its issuer, which are included.
     """
     exports = {
         name: sum(
@@ -248,16 +251,23 @@ def _digest_to_int(values: list[str | None]) -> int:
     return int.from_bytes(hashlib.sha256(canonical(values)).digest(), "big")
 
 
-def with_capabilities(view: View, sign: Callable[[PortKey, ImportRoute], str | None]) -> View:
-    """Return the view with a capability in each import route.
+def with_capabilities(
+    view: View,
+    sign: Callable[[PortKey, ImportRoute], str | None],
+    columns: Callable[[PortKey, ImportRoute], Schema | None] = lambda _, route: route.schema,
+) -> View:
+    """Return the view with a capability in each import route, and the columns that it may read.
 
-    ``sign`` gets the import's port and the route.
+    ``sign`` and ``columns`` get the import's port and the route.
     """
     owner = view.pe
     imports = {}
     for name, port in view.imports.items():
         key = PortKey(namespace=owner.namespace, job=owner.job, pe=owner.pe, port=name)
-        routes = tuple(replace(route, capability=sign(key, route)) for route in port.routes)
+        routes = tuple(
+            replace(route, capability=sign(key, route), schema=columns(key, route))
+            for route in port.routes
+        )
         imports[name] = replace(port, routes=routes)
     return replace(view, imports=imports)
 
@@ -325,6 +335,7 @@ def _write_export(port: ExportPort) -> JsonObject:
             streamId=port.stream_id,
             revoked=list(port.revoked) or None,
         ),
+        **write_policies(port.policies),
     }
 
 
@@ -485,6 +496,7 @@ def _read_export(fields: Fields) -> ExportPort:
         schema_policy=fields.word("schemaPolicy", SCHEMA_POLICIES, "backward"),
         routes=_read_list(fields, "routes", _read_export_route),
         revoked=_read_texts(fields, "revoked"),
+        policies=read_policies(fields, None),
     )
 
 

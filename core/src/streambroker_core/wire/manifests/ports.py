@@ -43,6 +43,7 @@ from streambroker_core.model.schema import Schema, from_items, to_items
 from streambroker_core.wire.broker.view import CONGESTIONS, DURABILITIES, POLICIES, SCHEMA_POLICIES
 from streambroker_core.wire.encoding.canonical import JsonObject, canonical, without_none
 from streambroker_core.wire.encoding.fields import Fields, json_type
+from streambroker_core.wire.encoding.policies import read_policies, write_policies
 from streambroker_core.wire.encoding.quantity import (
     format_duration,
     format_size,
@@ -98,6 +99,8 @@ _EXPORT = (
     "schemaPolicy",
     "allowedNamespaces",
     "revoked",
+    "policies",
+    "policyDefault",
     "description",
     "owner",
     "tags",
@@ -298,6 +301,7 @@ def _read_export(fields: Fields, key: PortKey) -> Export:
     if (stream_id is None) == (properties is None):
         what = "both are" if stream_id is not None else "neither is"
         raise fields.error_at("streamId", f"or properties, exactly one, has to be given; {what}")
+    schema = _read_schema(fields, empty=())
     return Export(
         key=key,
         uid="",
@@ -306,7 +310,7 @@ def _read_export(fields: Fields, key: PortKey) -> Export:
         properties=properties,
         allow_filter=fields.boolean("allowFilter", True),
         congestion_policy=fields.word("congestionPolicy", POLICIES, "wait"),
-        schema=_read_schema(fields, empty=()),
+        schema=schema,
         buffer=_read_buffer(fields.child("buffer")),
         durability=fields.word("durability", DURABILITIES, "local"),
         archive=_read_archive(fields) if fields.has("archive") else None,
@@ -321,6 +325,7 @@ def _read_export(fields: Fields, key: PortKey) -> Export:
         revoked=_read_names(
             fields, "revoked", _is_revocable, MAX_REVOKED, "neither namespace nor namespace/job"
         ),
+        policies=read_policies(fields, schema),
         catalog=_read_catalog(fields),
     )
 
@@ -575,6 +580,7 @@ def _write_export(export: Export) -> JsonObject:
             tags=list(export.catalog.tags) or None,
             columnComments=dict(export.catalog.column_comments) or None,
         ),
+        **write_policies(export.policies),
     }
 
 

@@ -52,6 +52,7 @@ REMEDIES = {
     "SubscriptionFalse": "Change the subscription, or the Export's properties.",
     "SubscriptionUnknown": "The Export lacks a property or has it as another type: set-properties.",
     "Revoked": "Remove the importing job and its namespace from the Export's revoked.",
+    "PolicyDenied": "Add a policy for the importing job to the Export's policies.",
     "FilterForbidden": "Clear the filter, or set allowFilter at the Export.",
     "FilterInvalid": "Let the filter name columns that the Export has, with their types.",
     "SchemaMismatch": "Let the Import's schema ask only for columns that the Export has.",

@@ -102,6 +102,8 @@ def _peek(options: argparse.Namespace) -> int:
     query.update({"columns": options.columns} if options.columns else {})
     query.update({"format": "arrow"} if options.output == "arrow" else {})
     found = broker.connection.call("GET", path, **query)
+    if "policies" in found:
+        print_notes([f"Withheld by {found['policies']}"])
     printer = _Printer(options.output, [one["name"] for one in found["columns"]])
     printer.show(found)
     while options.follow:

@@ -30,12 +30,14 @@ def plan_batch_read(
     Raises:
         SchemaMismatchError: epochs in between lack columns of ``schema``.
         SchemaWidenedError: epochs in between have wider types.
+        PolicyDeniedError: policies leave nothing to the import.
         DataLossError, OvertakenError, ReadersExceededError, RevokedError: see core's ledger.
     """
     with export.state.lock:
         now = export.state.clock()
         ranges = export.state.ledger.planner.find_epochs(request.start, end, now)
-        mismatches = export.plans.schema_mismatches(filter_, columns, schema)
+        restriction = export.policies.of_import(request.import_)
+        mismatches = export.plans.schema_mismatches(filter_, columns, schema, restriction)
         for stream in ranges:
             if stream in mismatches:
                 raise SchemaMismatchError(mismatches[stream])

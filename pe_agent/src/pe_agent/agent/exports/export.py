@@ -29,11 +29,13 @@ from pe_agent.agent.exports.status import (
     storage_metrics,
 )
 from pe_agent.agent.exports.stream import retained_epochs as retained
+from pe_agent.agent.exports.stream.export_policies import ExportPolicies
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, SEALED
 from streambroker_core.ledger.epochs import RestoredLog, Stream
 from streambroker_core.ledger.retention import RetentionLimits
 from streambroker_core.model import Durability
+from streambroker_core.model.policies import NO_POLICIES, Policies, decode_restriction
 from streambroker_core.model.schema import Schema, SchemaPolicy, to_ddl
 from streambroker_core.wire.broker.view import SCHEMA_POLICIES
 
@@ -53,7 +55,10 @@ class AgentExport:
         self.backpressure = Backpressure(state)
         self.control = ControlSender(state, self.epochs)
         self.publisher = ExportPublisher(state, self.epochs, self.backpressure, self.control)
-        self.plans = ReaderPlans(state, self.backpressure)
+        self.policies = ExportPolicies(
+            state.store, state.key, state.ledger.readers, state.deliveries.restrictions
+        )
+        self.plans = ReaderPlans(state, self.backpressure, self.policies)
         self._withdrawn_at: float | None = None
         self._view_limits: RetentionLimits | None = state.store.value(
             f"limits/{self.key}", lambda text: RetentionLimits(**json.loads(text)), None
@@ -122,6 +127,8 @@ class AgentExport:
                     ledger.streams[name].restore_sum(number, rows_before)
         ledger.readers[id_] = reader
         self.state.deliveries.restore(id_, delivery)
+        if "restriction" in stored:
+            self.state.deliveries.pin(id_, decode_restriction(stored["restriction"]))
         self.plans.note_stored(id_)
 
     def _restore_stream(self, opened: ExportStream, sealed: bool, next_: int, total: int) -> None:
@@ -158,6 +165,7 @@ class AgentExport:
         limits: RetentionLimits,
         durability: Durability = "local",
         policy: SchemaPolicy = "backward",
+        policies: Policies = NO_POLICIES,
     ) -> None:
         """Apply a declaration until the first view; a view's stored settings come first."""
         with self.state.lock:
@@ -165,6 +173,7 @@ class AgentExport:
             if self._view_limits is None:
                 self.state.set_durability(durability)
                 self.state.schema_policy = policy
+                self.policies.current = policies
             self._withdrawn_at = None
 
     def set_limits(self, limits: RetentionLimits) -> None:

@@ -26,6 +26,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.publisher import Publisher
 from streambroker_core.model import Durability
+from streambroker_core.model.policies import encode_restriction
 from streambroker_core.model.schema import SchemaPolicy, parse_ddl
 
 SEGMENT_BYTES = 64 << 20
@@ -34,6 +35,7 @@ _SAVE_READER = (
     "INSERT INTO readers VALUES (?, ?, ?) ON CONFLICT (export, id) DO UPDATE"
     " SET state = excluded.state"
 )
+
 
 _STARTED = time.time() - time.monotonic()
 
@@ -180,6 +182,9 @@ class ExportState:
         """Store a reader with its counts."""
         reader = self.ledger.readers[id_]
         state = encode_reader(reader, self.deliveries.for_reader(id_))
+        pinned = self.deliveries.restrictions.get(id_)
+        if pinned is not None:
+            state["restriction"] = encode_restriction(pinned)
         state["rows_before"] = {
             s.id: [
                 [n, s.rows_before(n)]

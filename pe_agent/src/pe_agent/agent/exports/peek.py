@@ -16,10 +16,12 @@ import pyarrow as pa
 from pe_agent.agent.exports.batch_reads import SchemaMismatchError
 from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.exports.status import list_versions
-from pe_agent.agent.exports.stream.export_stream import ExportStream
+from pe_agent.agent.exports.stream.export_stream import ExportStream, VisibleStream
+from pe_agent.agent.exports.stream.restricted_stream import restricted
 from pe_agent.agent.exports.stream.row_filter import compile_cached, schema_mismatch
 from pe_agent.agent.exports.stream.schema_versions import adapt
 from pe_agent.log.errors import AddressGone
+from streambroker_core.model.policies import restrict_unknown
 from streambroker_core.model.schema import parse_ddl, to_items
 from streambroker_core.wire.agent_rpc.job import ExportPeek
 from streambroker_core.wire.broker.agent_commands import MAX_PEEK_ROWS
@@ -39,9 +41,11 @@ def peek(export: AgentExport, request: ExportPeek) -> dict[str, Any]:
 
     ``truncated`` is true if the log may have more of them. ``position`` is what a later request
     gives as ``after`` to get only what is published from now on. ``schemaVersions`` lists the
-    latest versions of the stream's columns.
+    latest versions of the stream's columns. A person is of no job, so all policies apply together;
+    ``policies`` describes them.
 
     Raises:
+        PolicyDeniedError: policies leave nothing.
         SchemaMismatchError: the newest stream lacks a column, or the filter does not fit it.
         LogError, BucketError: a block cannot be read.
     """
@@ -51,21 +55,26 @@ def peek(export: AgentExport, request: ExportPeek) -> dict[str, Any]:
         epochs = sorted(stream.manifests, reverse=True) if stream else []
     if stream is None:
         return {"stream": None, "position": None, "columns": [], "rows": [], "truncated": False}
+    restriction = restrict_unknown(export.policies.current)
+    visible = restricted(stream, restriction)
     columns = tuple(request.columns) if request.columns else None
-    mismatch = schema_mismatch(stream, request.filter, columns, None)
+    mismatch = schema_mismatch(visible, request.filter, columns, None)
     if mismatch is not None:
         raise SchemaMismatchError(mismatch)
     after = _epoch_after(request.after, stream)
     limit = max(1, min(MAX_PEEK_ROWS, request.limit))
-    blocks = _blocks(stream, [epoch for epoch in epochs if epoch > after], request.filter, columns)
+    blocks = _blocks(visible, [epoch for epoch in epochs if epoch > after], request.filter, columns)
     batches, truncated = _take(blocks, limit)
-    answer = {"stream": stream.id, "position": f"{stream.id}:{epochs[0]}", "truncated": truncated}
-    names = list(columns) if columns else stream.schema.names
-    types = {one["name"]: one["type"] for one in to_items(parse_ddl(stream.ddl))}
+    position = f"{stream.id}:{epochs[0]}"
+    answer: dict[str, Any] = {"stream": stream.id, "position": position, "truncated": truncated}
+    if restriction is not None:
+        answer["policies"] = restriction.describe()
+    names = list(columns) if columns else visible.schema.names
+    types = {one["name"]: one["type"] for one in to_items(parse_ddl(visible.ddl))}
     answer["columns"] = [{"name": name, "type": types[name]} for name in names]
-    answer["schemaVersions"] = list_versions(stream)[-MAX_VERSIONS:]
+    answer["schemaVersions"] = list_versions(visible)[-MAX_VERSIONS:]
     if request.arrow:
-        schema = pa.schema([stream.schema.field(name) for name in names])
+        schema = pa.schema([visible.schema.field(name) for name in names])
         return {**answer, "arrow": base64.b64encode(_as_stream(batches, schema)).decode()}
     rows = [[_plain(row[name]) for name in names] for one in batches for row in one.to_pylist()]
     kept = _fitting(rows)
@@ -78,7 +87,7 @@ def _epoch_after(after: str | None, stream: ExportStream) -> int:
 
 
 def _blocks(
-    stream: ExportStream, epochs: list[int], filter_: str | None, columns: tuple[str, ...] | None
+    stream: VisibleStream, epochs: list[int], filter_: str | None, columns: tuple[str, ...] | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the passing rows of each block, the newest first; removed epochs are left out."""
     schema = stream.schema

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from pe_agent.agent.exports.backpressure import Backpressure
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream.block_reader import ReadRequest
+from pe_agent.agent.exports.stream.export_policies import ExportPolicies
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest
+from pe_agent.agent.exports.stream.restricted_stream import restricted
 from pe_agent.agent.exports.stream.row_filter import first_too_wide, schema_mismatch
 from pe_agent.transport.rows.casts import SchemaWidenedError
 from streambroker_core.ledger.epochs import holes
@@ -18,6 +20,7 @@ from streambroker_core.ledger.losses import MissingRange, find_missing
 from streambroker_core.ledger.offset import column_names
 from streambroker_core.ledger.plan import Plan, PlanRequest
 from streambroker_core.ledger.retention import Reader
+from streambroker_core.model.policies import PolicyDeniedError, Restriction, combine
 
 log = logging.getLogger("pe_agent")
 
@@ -52,7 +55,10 @@ class RegisteredPlan:
 class ReaderPlans:
     """Requests of readers to an export. Public methods are thread-safe."""
 
-    def __init__(self, state: ExportState, backpressure: Backpressure) -> None:
+    def __init__(
+        self, state: ExportState, backpressure: Backpressure, policies: ExportPolicies
+    ) -> None:
+        self.policies = policies
         self._state = state
         self._ledger = state.ledger
         self._deliveries = state.deliveries
@@ -186,6 +192,7 @@ class ReaderPlans:
         plan = self._ledger.planner.plan(request, now)
         if plan.routed:
             self._deliveries.begin_plan(request.reader, filter_, columns, plan.planned)
+            self._deliveries.pin(request.reader, self.policies.of_import(request.import_))
         self._note_planned(request.reader, before)
         self._state.save_reader(request.reader)
         return plan
@@ -195,15 +202,24 @@ class ReaderPlans:
         self._stored_readers.add(reader)
 
     def schema_mismatches(
-        self, filter_: str | None, columns: list[str] | None, schema: str | None
+        self,
+        filter_: str | None,
+        columns: list[str] | None,
+        schema: str | None,
+        restriction: Restriction | None = None,
     ) -> dict[str, str]:
         """Return why streams are unreadable; ``schema`` has the wanted columns as DDL, if known."""
-        wanted = column_names(columns)
-        mismatches = {
-            s.id: schema_mismatch(s, filter_, wanted, schema)
-            for s in list(self._state.streams.values())
-        }
-        return {stream: why for stream, why in mismatches.items() if why is not None}
+        wanted, mismatches = column_names(columns), dict[str, str]()
+        hint = "" if restriction is None else f" ({restriction} of the export apply)"
+        for stream in list(self._state.streams.values()):
+            try:
+                visible = restricted(stream, restriction)
+                why = schema_mismatch(visible, filter_, wanted, schema)
+            except PolicyDeniedError as error:
+                why, hint = str(error), ""
+            if why is not None:
+                mismatches[stream.id] = why + hint
+        return mismatches
 
     def blocks_reader(self, reader: str, stream: str) -> bool:
         """Return whether an unreadable stream has, or may still get, epochs for a reader."""
@@ -229,13 +245,22 @@ class ReaderPlans:
             DataLossError: epochs are missing, and the reader is not lossy.
             NotRoutedError: its route is gone, and some of the epochs were never granted to it.
             OvertakenError: a later call of the reader was handled before.
+            PolicyDeniedError: policies withhold the rows, or some of the columns.
         """
         with self._state.lock:
+            current = self.policies.of_import(request.import_)
             self._ledger.planner.check_call(request)
             before = _planned_ranges(self._ledger.readers.get(request.reader))
             self._finish_plan(request)
             self._ledger.planner.register_plan(request, ranges, self._state.clock())
             self._deliveries.begin_plan(request.reader, filter_, columns)
+            if not _covers(before, ranges):  # else the plan keeps the policies that it had
+                self._deliveries.pin(request.reader, current)
+            restriction = combine(self._deliveries.restrictions.get(request.reader), current)
+            if restriction is not None:
+                wanted = self._deliveries.wanted.get(request.reader)
+                misfits = self.schema_mismatches(filter_, columns, wanted, restriction)
+                _check_withheld(ranges, misfits)
             self._note_planned(request.reader, before)
             self._state.save_reader(request.reader)
             missing = self._skipped_epochs(request, ranges)
@@ -245,7 +270,8 @@ class ReaderPlans:
             order = tuple(s for s in self._ledger.streams if s in ranges)
             control = {s: _epochs_with_control(self.streams.get(s), blocks[s]) for s in ranges}
             in_objects = {s: _epochs_in_objects(self.streams.get(s), blocks[s]) for s in ranges}
-            direct = {s: of for s, of in in_objects.items() if of and filter_ is None}
+            is_whole = filter_ is None and restriction is None
+            direct = {s: of for s, of in in_objects.items() if of and is_whole}
             traces = [c for s in order for c in _list_traces(self.streams.get(s), blocks[s])]
         for name, skipped in missing.items():
             log.warning(
@@ -388,6 +414,22 @@ class ReaderPlans:
 
 def _belongs_to(reader: Reader | None, import_: str) -> bool:
     return reader is not None and reader.import_ == import_
+
+
+def _check_withheld(ranges: Collection[str], misfits: Mapping[str, str]) -> None:
+    for stream in misfits.keys() & set(ranges):
+        raise PolicyDeniedError(
+            f"a planned batch cannot be read any more: {misfits[stream]}. Start the query with a"
+            " new checkpoint, or ask the Export's owner for the columns."
+        )
+
+
+def _covers(planned: Mapping[str, tuple[int, int]], ranges: Mapping[str, tuple[int, int]]) -> bool:
+    """Return whether epochs are part of a plan."""
+    return all(
+        stream in planned and planned[stream][0] <= first and next_ <= planned[stream][1]
+        for stream, (first, next_) in ranges.items()
+    )
 
 
 def _planned_ranges(reader: Reader | None) -> dict[str, tuple[int, int]]:

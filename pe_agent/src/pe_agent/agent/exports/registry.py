@@ -130,7 +130,9 @@ class ExportRegistry:
             declared = manifest.read_spec("Export", spec, key=PortKey.parse(export.key))
             if isinstance(declared, Export):
                 limits = _to_limits(declared.buffer, declared.archive)
-                export.declare(limits, declared.durability, declared.schema_policy)
+                export.declare(
+                    limits, declared.durability, declared.schema_policy, declared.policies
+                )
         except StreambrokerError as error:
             log.warning(
                 "cannot read the declared buffer limits of export %s: %s", export.key, error
@@ -198,6 +200,7 @@ class ExportRegistry:
             return
         exported.set_durability(export.durability)
         exported.set_schema_policy(export.schema_policy)
+        exported.policies.apply(export.policies)
         exported.set_limits(_to_limits(export.buffer, export.archive))
         policies = {str(r.import_): r.policy for r in export.routes}
         exported.set_routes(policies, export.revoked)

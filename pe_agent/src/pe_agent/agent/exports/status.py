@@ -7,7 +7,7 @@ from typing import Any
 
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream.delivery_counts import ReaderDelivery
-from pe_agent.agent.exports.stream.export_stream import ExportStream
+from pe_agent.agent.exports.stream.export_stream import VisibleStream
 from streambroker_core.ledger.epochs import Stream
 from streambroker_core.ledger.retention import Reader
 from streambroker_core.model.schema import parse_ddl, to_items
@@ -103,7 +103,7 @@ def storage_metrics(state: ExportState) -> dict[str, Any] | None:
     }
 
 
-def list_versions(stream: ExportStream) -> list[dict[str, Any]]:
+def list_versions(stream: VisibleStream) -> list[dict[str, Any]]:
     """Return the versions of a stream's columns, the oldest first, with the time of each."""
     return [
         {

@@ -300,7 +300,7 @@ def cut_stream(
 
 
 def _register_plan(location: str, request: PeerReplan) -> RegisteredPlan:
-    """Register a plan at an exporter's agent; only loss and revocation are final.
+    """Register a plan at an exporter's agent; loss, revocation and policies are final.
 
     Raises:
         PlanRefusedError: refused, perhaps only until both agents have the same view.
@@ -308,6 +308,6 @@ def _register_plan(location: str, request: PeerReplan) -> RegisteredPlan:
     try:
         return send(AgentClient(location), request, timeout=PLAN_SECONDS)
     except AgentRefusedError as error:
-        if error.code in ("DataLoss", "Revoked"):
+        if error.code in ("DataLoss", "PolicyDenied", "Revoked"):
             raise
         raise PlanRefusedError(f"{error.code}: {error}") from error

@@ -193,15 +193,17 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             stream = export.streams.get(read.stream)
             if stream is None:
                 raise NotPlannedError(f"stream {read.stream} is not in the log of this agent")
+            visible = export.policies.show(stream, read.reader)
             later = replace(read, pieces=_skip_blocks(read.pieces, int(request.get("skip", 0))))
             if request.get("control"):
                 tuples = self._trace(request, self._reader.read_control(export, later))
                 return flight.GeneratorStream(control_schema(), self._send(tuples))
-            schema = self._reader.schema_for(stream, read)
+            schema = self._reader.schema_for(visible, read)
         except Exception as error:
             raise self._to_flight_error(error, "get") from None
-        blocks = self._trace(request, self._reader.read_batches(export, later, schema))
-        return flight.GeneratorStream(self._reader.sent_schema(schema, read), self._send(blocks))
+        blocks = self._trace(request, self._reader.read_batches(export, later, schema, visible))
+        sent = self._reader.sent_schema(schema, read, visible)
+        return flight.GeneratorStream(sent, self._send(blocks))
 
     def _trace(self, ticket: Mapping[str, Any], blocks: Iterable[SentBlock]) -> Iterable[SentBlock]:
         tracing = self._agent.tracing

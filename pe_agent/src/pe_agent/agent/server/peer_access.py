@@ -48,7 +48,8 @@ class PeerAccess:
         read what a reader has ``planned``, or after its route is gone: then nothing new is planned.
 
         Raises:
-            CapabilityError, FilterForbiddenError, PortNotDeclaredError, RevokedError.
+            CapabilityError, FilterForbiddenError, PolicyDeniedError, PortNotDeclaredError,
+            RevokedError.
         """
         export, import_ = self._agent.exports.get(shown.export), shown.import_
         export.state.ledger.routes.check_revoked(import_)
@@ -63,6 +64,11 @@ class PeerAccess:
             if reader is None or not (planned and self._is_pass_of(reader, export, shown)):
                 raise
             return AuthorizedRead(export, reader.policy, granted=False)
+        if verified.policed and not export.policies.current:
+            raise CapabilityError(
+                "early", f"the agent of {export.key} does not have the policies of the export yet"
+            )
+        export.policies.of_import(import_)
         if reader is not None:
             return AuthorizedRead(export, reader.policy)
         if shown.filter is not None and not verified.filter_allowed:

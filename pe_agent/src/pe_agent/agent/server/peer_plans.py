@@ -17,6 +17,7 @@ from pe_agent.transport.flight_errors import to_facts
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.ledger.offset import column_names
 from streambroker_core.ledger.plan import Plan, PlanRequest
+from streambroker_core.model import job_of
 from streambroker_core.wire.agent_rpc.peer import (
     PeerPlan,
     PeerPlans,
@@ -93,9 +94,16 @@ class PlanService:
     ) -> list[Planned | Exception]:
         request, export = group.plan, next(iter(authorized.values())).export
         plans = export.plans
+        jobs = {job_of(reader.import_) for reader in authorized} if export.policies.current else ()
+        if len(jobs) > 1:  # an agent asks for its own job, and policies are for a job
+            one_by_one = (self._plan_authorized(group, {r: a}) for r, a in authorized.items())
+            return [outcome for outcomes in one_by_one for outcome in outcomes]
         try:
             self._access.check_filter(export, request.filter)
-            mismatches = plans.schema_mismatches(request.filter, request.columns, request.schema)
+            restriction = export.policies.of_import(next(iter(authorized)).import_)
+            mismatches = plans.schema_mismatches(
+                request.filter, request.columns, request.schema, restriction
+            )
             wide = plans.find_too_wide(request.schema)
             common = to_plan_request(request, AuthorizedRead(export, ""))
             planned = plans.plan_all(

@@ -16,14 +16,17 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pe_agent.agent.exports.stream.export_stream import ExportStream
+from pe_agent.agent.exports.stream.export_policies import ExportPolicies
+from pe_agent.agent.exports.stream.export_stream import ExportStream, VisibleStream
 from pe_agent.agent.exports.stream.manifests import Manifest, ObjectBlock
 from pe_agent.agent.exports.stream.row_filter import compile_cached
 from pe_agent.agent.exports.stream.schema_versions import adapt
 from pe_agent.log.errors import AddressGone
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.control.runtime.control_rows import to_batch
 from streambroker_core.control.runtime.packing import SEQ
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.model.policies import PolicyDeniedError
 from streambroker_core.wire.agent_rpc.peer import ObjectRange
 
 CACHE_BYTES = 64 << 20
@@ -111,6 +114,10 @@ class Readable(Protocol):
     def streams(self) -> Mapping[str, ExportStream]:
         """Return the streams, by id."""
 
+    @property
+    def policies(self) -> ExportPolicies:
+        """Return what the readers may see of the streams."""
+
     def find_readable(self, read: ReadRequest, epoch: int) -> Manifest | None:
         """Return the manifest of an epoch, None if the reader may not read it."""
 
@@ -131,11 +138,15 @@ class BlockReader:
         self._filtered = BytesCache(cache_bytes)
         self._masks = BytesCache(cache_bytes // 4)
 
-    def schema_for(self, stream: ExportStream, read: ReadRequest) -> pa.Schema:
+    def schema_for(self, stream: VisibleStream, read: ReadRequest) -> pa.Schema:
         """Return the Arrow schema of a read, without row numbers.
 
         It is that of the newest of its epochs; columns that came later are null.
+
+        Raises:
+            PolicyDeniedError: policies withhold one of its columns.
         """
+        _check_withheld(stream, read)
         manifests = (stream.manifests.get(epoch) for epoch, _, _ in read.pieces)
         schema = stream.versions.newest_of({m.ddl for m in manifests if m is not None}).schema
         if read.columns is None:
@@ -145,9 +156,11 @@ class BlockReader:
             [schema.field(c) if c in schema.names else newest.field(c) for c in read.columns]
         )
 
-    def sent_schema(self, schema: pa.Schema, read: ReadRequest) -> pa.Schema:
+    def sent_schema(self, schema: pa.Schema, read: ReadRequest, stream: VisibleStream) -> pa.Schema:
         """Return the Arrow schema of the batches of a read."""
-        return schema.append(_SEQ_FIELD) if read.numbered and read.filter is not None else schema
+        if not read.numbered or (read.filter is None and not _filters_rows(stream)):
+            return schema
+        return schema.append(_SEQ_FIELD)
 
     def read_control(self, export: Readable, read: ReadRequest) -> Iterator[SentBlock]:
         """Yield the control tuples of each epoch with their positions, unfiltered.
@@ -165,17 +178,24 @@ class BlockReader:
             yield to_batch(placed), {"epoch": epoch}
 
     def read_batches(
-        self, export: Readable, read: ReadRequest, schema: pa.Schema | None = None
+        self,
+        export: Readable,
+        read: ReadRequest,
+        schema: pa.Schema | None = None,
+        stream: VisibleStream | None = None,
     ) -> Iterator[SentBlock]:
         """Yield the passing rows and metadata of each block, also for blocks without rows.
 
-        ``schema`` is what `schema_for` returned; by default it is called here.
+        ``stream`` is what the export has found for the read, and ``schema`` what `schema_for`
+        returned; by default both are called here.
 
         Raises:
+            AgentUnreachableError: the policies for the reader changed; it has to ask again.
             NotPlannedError: an epoch is not in the reader's plan.
         """
-        if schema is None and read.stream in export.streams:
-            schema = self.schema_for(export.streams[read.stream], read)
+        stream = stream or _visible_stream(export, read)
+        if schema is None and stream is not None:
+            schema = self.schema_for(stream, read)
         for epoch, first, last in read.pieces:
             manifest = _require_planned(export, read, epoch)
             count = len(manifest.blocks)
@@ -186,8 +206,14 @@ class BlockReader:
                 )
             for index in range(first, last):
                 metadata: dict[str, Any] = {"epoch": epoch}
+                if stream is None or read.stream not in export.streams:
+                    raise NotPlannedError(
+                        f"stream {read.stream} is no longer in the log of this agent."
+                    )
+                if export.policies.of_reader(read.reader) != stream.restriction:
+                    raise AgentUnreachableError("the policies of the export have changed.")
                 batch, manifest = self._read_current(
-                    export, read, schema, manifest, index, metadata
+                    export, stream, read, schema, manifest, index, metadata
                 )
                 export.count_block(read.reader, read.stream, epoch, index, batch.num_rows)
                 export.count_sent(read.reader, batch.num_rows, batch.nbytes)
@@ -203,7 +229,7 @@ class BlockReader:
         Raises:
             NotPlannedError: an epoch is not in the reader's plan.
         """
-        stream = export.streams.get(read.stream)
+        stream = _visible_stream(export, read)
         if stream is None or stream.objects is None or read.filter is not None:
             return None
         ranges: list[tuple[str, int, int, list[ObjectBlock]]] = []
@@ -240,6 +266,7 @@ class BlockReader:
     def _read_current(
         self,
         export: Readable,
+        stream: VisibleStream,
         read: ReadRequest,
         schema: pa.Schema | None,
         manifest: Manifest,
@@ -249,7 +276,7 @@ class BlockReader:
         """Return a block and its current manifest: a rewrite may have moved the block."""
         while True:
             try:
-                found = self._read_block(export, read, schema, manifest, index, metadata)
+                found = self._read_block(stream, read, schema, manifest, index, metadata)
                 return found, manifest
             except AddressGone:
                 before, manifest = manifest, _require_planned(export, read, manifest.epoch)
@@ -258,45 +285,48 @@ class BlockReader:
 
     def _read_block(
         self,
-        export: Readable,
+        stream: VisibleStream,
         read: ReadRequest,
         schema: pa.Schema | None,
         manifest: Manifest,
         index: int,
         metadata: dict[str, Any],
     ) -> pa.RecordBatch:
-        stream = export.streams.get(read.stream)
-        if stream is None:
-            raise NotPlannedError(f"stream {read.stream} is no longer in the log of this agent.")
         block, epoch = manifest.blocks[index], manifest.epoch
         load = cache(partial(stream.read, block, manifest.ddl))
         if read.latest is not None:
             metadata["latest"] = self._latest_time(stream, read.latest, (epoch, index), load)
-        if read.filter is None:
+        if read.filter is None and stream.restriction is None:
             return adapt(load(), schema)
-        key = (stream.id, epoch, index, read.filter, schema, read.numbered)
+        key = (stream.id, stream.restriction, epoch, index, read.filter, schema, read.numbered)
         cached = self._filtered.get(key)
         if cached is not None:
             return cached
-        mask = self._compute_mask(stream, load(), read.filter, (epoch, index))
-        result = adapt(load(), schema).filter(mask)
-        if read.numbered:
-            numbers = pc.indices_nonzero(mask).cast(pa.int64())
+        batch = load()
+        result, numbers = adapt(batch, schema), None
+        if _filters_rows(stream):
+            numbers = batch.column(SEQ)
+        if read.filter is not None:
+            mask = self._compute_mask(stream, batch, read.filter, (epoch, index))
+            result = result.filter(mask)
+            passing = pc.indices_nonzero(mask)
+            numbers = passing.cast(pa.int64()) if numbers is None else numbers.take(passing)
+        if read.numbered and numbers is not None:
             columns = [*result.columns, numbers]
             result = pa.RecordBatch.from_arrays(columns, schema=result.schema.append(_SEQ_FIELD))
-        size = _entry_size(result.num_columns, len(read.filter) + result.nbytes)
+        size = _entry_size(result.num_columns, len(read.filter or "") + result.nbytes)
         self._filtered.put(key, result, size)
         return result
 
     def _latest_time(
         self,
-        stream: ExportStream,
+        stream: VisibleStream,
         request: LatestTimeRequest,
         block: tuple[int, int],
         load: Callable[[], pa.RecordBatch],
     ) -> int | None:
         """Return the latest time of a block in microseconds; None if no row has one."""
-        key = (stream.id, *block, request)
+        key = (stream.id, stream.restriction, *block, request)
         cached: tuple[int | None] | None = self._masks.get(key)
         if cached is None:
             batch = load()
@@ -308,10 +338,10 @@ class BlockReader:
         return cached[0]
 
     def _compute_mask(
-        self, stream: ExportStream, batch: pa.RecordBatch, filter_: str, block: tuple[int, int]
+        self, stream: VisibleStream, batch: pa.RecordBatch, filter_: str, block: tuple[int, int]
     ) -> pa.BooleanArray:
         """Return the mask of passing rows; predicate masks are cached for other filters."""
-        key, schema = (stream.id, *block), stream.schema
+        key, schema = (stream.id, stream.restriction, *block), stream.schema
         atoms: dict[str, Any] = self._masks.get(key) or {}
         mask = compile_cached(filter_, schema).mask(adapt(batch, schema), cache=atoms)
         masks = list(atoms.items())
@@ -319,6 +349,29 @@ class BlockReader:
             key, atoms, _entry_size(len(masks), sum(len(text) + m.nbytes for text, m in masks))
         )
         return mask
+
+
+def _visible_stream(export: Readable, read: ReadRequest) -> VisibleStream | None:
+    stream = export.streams.get(read.stream)
+    return None if stream is None else export.policies.show(stream, read.reader)
+
+
+def _filters_rows(stream: VisibleStream) -> bool:
+    """Return whether policies remove rows; what is left then has its numbers as a last column."""
+    return stream.restriction is not None and bool(stream.restriction.filters)
+
+
+def _check_withheld(stream: VisibleStream, read: ReadRequest) -> None:
+    if stream.restriction is None:
+        return
+    names = [*(read.columns or ()), *([read.latest.column] if read.latest else [])]
+    withheld = stream.restriction.find_withheld(names)
+    if withheld is not None:
+        raise PolicyDeniedError(
+            f"{stream.restriction} of the export withhold the column `{withheld}` of stream"
+            f" {stream.id}. Nothing was sent. Read without it, with a new checkpoint, or ask the"
+            " Export's owner for it."
+        )
 
 
 def _require_planned(export: Readable, read: ReadRequest, epoch: int) -> Manifest:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import AnyBlock, Manifest
+from pe_agent.agent.exports.stream.restricted_stream import restricted
 from pe_agent.agent.exports.stream.row_filter import count_passing_rows
 from pe_agent.log.errors import LogError
 from streambroker_core.ledger.epochs import holes
 from streambroker_core.ledger.losses import MissingRange
 from streambroker_core.ledger.offset import column_names
 from streambroker_core.ledger.retention import Reader
+from streambroker_core.model.policies import PolicyDeniedError, Restriction
 from streambroker_core.wire.agent_rpc.peer import PlannedRange
 
 log = logging.getLogger("pe_agent")
@@ -88,6 +90,7 @@ class DeliveryCounts:
     Attributes:
         passed_rows: uncounted rows that passed, by reader, stream, epoch and block.
         wanted: columns of each reader's last plan since the agent's start as DDL, None if unknown.
+        restrictions: what policies left to a reader when its plan was made, if not everything.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class DeliveryCounts:
         self.wanted: dict[str, str | None] = {}
         self.passed_rows: dict[str, dict[str, dict[int, dict[int, int]]]] = {}
         self._sent_control: dict[str, Counter[str]] = {}
+        self.restrictions: dict[str, Restriction] = {}
 
     def for_reader(self, reader: str) -> ReaderDelivery:
         """Return a reader's counts, created if missing."""
@@ -114,6 +118,7 @@ class DeliveryCounts:
         self.wanted.pop(reader, None)
         self.passed_rows.pop(reader, None)
         self._sent_control.pop(reader, None)
+        self.restrictions.pop(reader, None)
 
     def sent_control(self, reader: str) -> Counter[str]:
         """Return control tuples sent since the agent's start, by delivery, with repeated reads."""
@@ -157,6 +162,12 @@ class DeliveryCounts:
         dropped, lost, again = left_out[:2], left_out[2:4], left_out[4:]
         return (plan.from_, *dropped, *again, *lost)
 
+    def pin(self, reader: str, restriction: Restriction | None) -> None:
+        """Record what policies leave to a reader of the plan that it begins."""
+        self.restrictions.pop(reader, None)
+        if restriction is not None:
+            self.restrictions[reader] = restriction
+
     def note_passed(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
         """Record how many rows of a block passed the filter; idempotent."""
         if epoch >= self.for_reader(reader).counted.get(stream, 0):
@@ -199,22 +210,31 @@ class DeliveryCounts:
         if stream is None or manifest is None:
             delivery.delivered += self._count_rows(name, epoch, epoch + 1)
             return
-        if delivery.filter is None:
+        restriction = self.restrictions.get(reader)
+        if delivery.filter is None and restriction is None:
             delivery.delivered += manifest.rows
             return
         passed = self.passed_rows.get(reader, {}).get(stream.id, {}).get(epoch, {})
         passing = sum(
-            passed[i] if i in passed else _count_passing(stream, block, manifest, delivery.filter)
+            passed[i]
+            if i in passed
+            else _count_passing(stream, restriction, block, manifest, delivery.filter)
             for i, block in enumerate(manifest.blocks)
         )
         delivery.delivered += passing
         delivery.filtered += manifest.rows - passing
 
 
-def _count_passing(stream: ExportStream, block: AnyBlock, manifest: Manifest, filter_: str) -> int:
+def _count_passing(
+    stream: ExportStream,
+    restriction: Restriction | None,
+    block: AnyBlock,
+    manifest: Manifest,
+    filter_: str | None,
+) -> int:
     """Return how many rows pass; all if the block is unreadable: counts must not block readers."""
     try:
-        return count_passing_rows(stream, block, manifest.ddl, filter_)
-    except LogError as error:
+        return count_passing_rows(restricted(stream, restriction), block, manifest.ddl, filter_)
+    except (LogError, PolicyDeniedError) as error:
         log.warning("rows of stream %s are counted as delivered: %s", stream.id, error)
         return block.rows

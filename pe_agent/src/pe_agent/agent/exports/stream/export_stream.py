@@ -7,7 +7,7 @@ import logging
 import secrets
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from pe_agent.log.log import StreamLog
 from pe_agent.log.objects.direct import DirectObjects
 from streambroker_core.control.tuples.epoch_control import IndexedControl, decode
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.model.policies import Restriction
 
 log = logging.getLogger("pe_agent")
 
@@ -29,6 +30,39 @@ class RowsDifferError(StreambrokerError):
     """The columns of rows differ from those of the stream."""
 
     code = "SchemaMismatch"
+
+
+class VisibleStream(Protocol):
+    """What a reader may see of a stream: all of it, or what policies leave of it."""
+
+    id: str
+
+    @property
+    def ddl(self) -> str:
+        """The newest columns as Spark DDL."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The newest columns in Arrow."""
+
+    @property
+    def versions(self) -> SchemaVersions:
+        """Columns of the stream, by epoch."""
+
+    @property
+    def manifests(self) -> Mapping[int, Manifest]:
+        """Epochs, by number."""
+
+    @property
+    def restriction(self) -> Restriction | None:
+        """What policies leave; None for everything."""
+
+    @property
+    def objects(self) -> DirectObjects | None:
+        """What a reader may read from the bucket."""
+
+    def read(self, block: AnyBlock, ddl: str) -> pa.RecordBatch:
+        """Read one block; ``ddl`` has the columns of its epoch."""
 
 
 class ExportStream:
@@ -42,7 +76,10 @@ class ExportStream:
         compactor: frees disk space; only the index's owner may call it.
         objects: what tasks have put into the bucket; None without object storage.
         versions: columns of the stream, by epoch.
+        restriction: none; see `VisibleStream`.
     """
+
+    restriction = None
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from pe_agent.agent.exports.stream.export_stream import ExportStream
+from pe_agent.agent.exports.stream.export_stream import VisibleStream
 from pe_agent.agent.exports.stream.manifests import AnyBlock
 from pe_agent.agent.exports.stream.schema_versions import adapt
 from pe_agent.filters import CompiledFilter, compile_filter
@@ -21,10 +21,14 @@ def compile_cached(filter_: str, schema: pa.Schema) -> CompiledFilter:
     return compile_filter(parse(filter_, "filter"), schema)
 
 
-def count_passing_rows(stream: ExportStream, block: AnyBlock, ddl: str, filter_: str) -> int:
+def count_passing_rows(
+    stream: VisibleStream, block: AnyBlock, ddl: str, filter_: str | None
+) -> int:
     """Return how many rows of a block pass a filter; ``ddl`` has the columns of its epoch."""
     schema = stream.schema
     rows = adapt(stream.read(block, ddl), schema)
+    if filter_ is None:
+        return int(rows.num_rows)
     return int(compile_cached(filter_, schema).mask(rows).true_count)
 
 
@@ -33,13 +37,13 @@ def _coverage_gap(ddl: str, schema: str) -> str | None:
     return find_missing_column(parse_ddl(ddl), parse_ddl(schema))
 
 
-def first_too_wide(stream: ExportStream, schema: str | None) -> tuple[int, str] | None:
+def first_too_wide(stream: VisibleStream, schema: str | None) -> tuple[int, str] | None:
     """Return the first epoch with wider types than those of ``schema``, and why; None if none."""
     return None if schema is None else stream.versions.find_unreadable(schema)
 
 
 def schema_mismatch(
-    stream: ExportStream,
+    stream: VisibleStream,
     filter_: str | None,
     columns: tuple[str, ...] | None,
     schema: str | None,

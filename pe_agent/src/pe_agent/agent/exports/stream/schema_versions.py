@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -72,6 +73,14 @@ class SchemaVersions:
         self._by_ddl[version.ddl] = version
         self._versions.append(version)
         return version
+
+    def change(self, change: Callable[[SchemaVersion], SchemaVersion]) -> SchemaVersions:
+        """Return these versions changed one by one; epochs are still found by the former DDL."""
+        changed, known = copy(self), self.all
+        changed._versions = [change(version) for version in known]
+        pairs = zip(known, changed._versions, strict=True)
+        changed._by_ddl = {version.ddl: new for version, new in pairs}
+        return changed
 
     def note_rows(self, ddl: str, epoch: int) -> SchemaVersion | None:
         """Record that an epoch has rows of a version; return the version if it is the first."""
