@@ -39,7 +39,14 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-AGENTS = {"emitControl", "getEmittedControl", "sendControl", "getSentControl", "getRows"}
+AGENTS = {
+    "emitControl",
+    "getEmittedControl",
+    "sendControl",
+    "getSentControl",
+    "getRows",
+    "takeSnapshot",
+}
 """Agents answer these: without one, 503 is the answer."""
 KNOWN = {"job": "feed", "pe": 0, "port": "trades", "name": "kind"}
 JSON = {"Content-Type": "application/json"}

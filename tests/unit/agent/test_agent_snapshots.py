@@ -395,6 +395,28 @@ def test_one_snapshot_is_taken_at_a_time(job: Job, monkeypatch: pytest.MonkeyPat
     check(job.snapshot())
 
 
+def test_what_is_published_while_a_segment_is_copied_is_not_in_the_snapshot(
+    job: Job, start: Callable[[str], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header of the segment says by then that more of it is safe."""
+    go, copy = threading.Event(), snapshots._copy_segment
+
+    def slow(growing: Any) -> None:
+        assert go.wait(60.0)
+        copy(growing)
+
+    monkeypatch.setattr(snapshots, "_copy_segment", slow)
+    job.publish(0)
+    assert job.agent.take_snapshot("one")["state"] == "running"
+    job.publish(1)
+    go.set()
+    restore(job.snapshot(), tmp_path / "restored")
+    again = start("restored")
+    assert again.numbers() == list(range(ROWS))
+    (stream,) = again.export().state.streams.values()
+    assert stream.log.recovered.lost_bytes == 0
+
+
 @pytest.mark.parametrize("name", ["", "..", "a/b", "A", "-a", "x" * 64])
 def test_a_name_that_is_no_name_is_refused(job: Job, name: str) -> None:
     with pytest.raises(SnapshotInvalidError, match="is not the name of a snapshot"):
