@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from streambroker_core.model import PeKey
 from streambroker_operator import lineage
 from streambroker_operator.broker import Broker
 from streambroker_operator.cli.app import main
@@ -85,6 +86,19 @@ async def test_a_change_sends_what_it_concerns_and_nothing_else(tmp_path: Path) 
         assert [name_of(one) for one in got.events[before:]] == [IMPORTER]
 
 
+async def test_a_change_that_lineage_does_not_show_sends_nothing(tmp_path: Path) -> None:
+    async with receiver() as got, sending(tmp_path / "db", got) as (rest, sender):
+        await connect(rest)
+        await got.until_named(IMPORTER, 1)
+        assert await true(lambda: sender.pending == 0)
+        before = len(got.events)
+        await rest("PATCH", FEED, {"spec": {"buffer": {"maxBytes": "1Gi"}}})
+        await rest("PUT", "/job/last/pe/0/import/in", IMPORT)
+        await got.until_named("default.last.0", 1)
+
+        assert [name_of(one) for one in got.events[before:]] == ["default.last.0"]
+
+
 async def test_many_changes_within_the_window_are_one_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +120,7 @@ async def test_many_changes_within_the_window_are_one_event(
 
 
 async def test_an_export_that_is_deleted_is_dropped_and_its_jobs_lose_it(tmp_path: Path) -> None:
-    async with receiver() as got, sending(tmp_path / "db", got) as (rest, _):
+    async with receiver() as got, sending(tmp_path / "db", got) as (rest, sender):
         await connect(rest)
         await got.until_named(IMPORTER, 1)
         await rest("DELETE", FEED)
@@ -118,6 +132,8 @@ async def test_an_export_that_is_deleted_is_dropped_and_its_jobs_lose_it(tmp_pat
         assert facets["lifecycleStateChange"]["lifecycleStateChange"] == "DROP"
         assert facets["schema"]["_deleted"] is True
         assert (ended["outputs"], reader["inputs"]) == ([], [])
+        assert await true(lambda: sender.pending == 0)
+        assert list(sender._sent) == [PeKey("default", "alerts", 0)]  # Others take no memory.
 
         await rest("PUT", FEED, EXPORT)
         made = await got.until_named(DATASET, 3)
