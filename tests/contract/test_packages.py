@@ -97,7 +97,7 @@ def test_linter_and_type_checker_assume_the_oldest_python() -> None:
 def test_each_import_package_has_types() -> None:
     roots = [path for name in version.PACKAGES for path in (ROOT / name / "src").iterdir()]
     named = [path for path in roots if (path / "__init__.py").exists()]
-    assert len(named) == 6
+    assert len(named) == 7
     assert [path.name for path in named if not (path / "py.typed").exists()] == []
 
 

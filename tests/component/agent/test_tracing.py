@@ -276,8 +276,7 @@ def test_a_job_goes_on_without_its_collector_and_warns_once(tmp_path: Path, how:
             feed.kill()
     written = feed.log.read_text()
     assert [written.count(f"{what} {warned}") for what in ("spans", "metrics")] == [1, 1]
-    assert "opentelemetry" not in written
-    assert "Queue full" not in written
+    assert len(re.findall(" WARNING | ERROR | CRITICAL ", written)) == 2
 
 
 def published_rows(collector: Collector, count: int) -> Any:
