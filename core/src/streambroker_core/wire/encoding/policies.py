@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from streambroker_core.errors import ExpressionError, ManifestError
-from streambroker_core.expression import check_filter, parse
 from streambroker_core.model import is_label
 from streambroker_core.model.policies import ExportPolicy, Mask, MaskKind, Policies, mask_problem
 from streambroker_core.model.schema import Schema
@@ -56,6 +55,8 @@ def _read_policy(entry: Fields, schema: Schema | None) -> ExportPolicy:
 def _read_filter(fields: Fields, schema: Schema | None) -> str | None:
     if not fields.has("filter"):
         return None
+    from streambroker_core.expression import check_filter, parse  # the command line loads no parser
+
     text = fields.text("filter", longest=MAX_FILTER)
     try:
         expression = parse(text, "filter")
