@@ -298,6 +298,8 @@ class ClusterBroker:
         review_share = min(MAX_REVIEW_CONNECTIONS, total // 4) if settings.webhook else 0
         connection_limits = limits.connection_limits(total - probe_share - review_share)
         tls = None if certificate is None else certificate.context
+        if certificate is not None:
+            monitor.certificate_ends["rest"] = lambda: certificate.valid_until
         self.url = await self._listen(app, settings.port, "--port", connection_limits, tls)
         probes = create_probes(monitor.read_state, monitor.metrics)
         probes.router.add_post(relay.PATH, relay.handler(secret, self._status.on_report))
@@ -314,6 +316,7 @@ class ClusterBroker:
                 key=secret,
                 review=lambda asked: review(asked, self.runtime.board, settings.namespaces),
             )
+            monitor.certificate_ends["webhook"] = lambda: webhook.valid_until
             connection_limits, port = limits.connection_limits(review_share), settings.webhook_port
             await self._listen(webhook.app, port, "--webhook-port", connection_limits, webhook.tls)
         return [

@@ -37,7 +37,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.planner import MAX_READERS
 from streambroker_core.model import PeKey, PortKey, pe_of, port_of
 from streambroker_core.wire.agent_rpc.job import Declare, QueryEnd
-from streambroker_core.wire.agent_rpc.reader import ReaderNext, ReaderSlices
+from streambroker_core.wire.agent_rpc.reader import ReaderLeave, ReaderNext, ReaderSlices
 from streambroker_core.wire.broker.view import View
 from streambroker_core.wire.reports.health import PortId, write_health
 
@@ -126,7 +126,7 @@ class Agent:
         queries.find_wait_chain = self.exports.wait_chain
         state.peers.find_wait_chains = queries.wait_chains
         self.imports = OffsetPlanner(state, SlicePlanner(state), AvailableNowTarget(state), queries)
-        self.problems = PortProblems(self.store, self._find_runs)
+        self.problems = PortProblems(self.store, self._find_runs, state.readers.has_room)
         state.on_loss = lambda import_: self.problems.note_loss(port_of(import_))
         self.scrub = Scrub()
         self.exports.recover(progress)
@@ -189,9 +189,11 @@ class Agent:
     def _find_runs(self, port: PortId) -> set[str]:
         """Return the runs that read or publish a port now."""
         kind, key = port[0], f"{self.pe}/{port[1]}"
-        if kind == "Import":
-            return self.imports.state.readers.sessions(key)
-        return self.exports.publishing_runs(key)
+        if kind == "Export":
+            return self.exports.publishing_runs(key)
+        readers = self.imports.state.readers
+        queries = self.imports.queries.runs_of(readers.alive().get(key, ()))
+        return readers.sessions(key) | queries
 
     def answer_read(self, handler: Callable[[_Read], _Answer], request: _Read) -> _Answer:
         """Answer a call of a reader; an error after which its query ends is a problem."""
@@ -204,11 +206,19 @@ class Agent:
 
     def end_query(self, request: QueryEnd) -> None:
         """Remove a run of a query; one that has failed is a problem of its ports."""
+        ports: list[PortId] = [("Export", port) for port in request.exports]
+        ports += [("Import", port) for port in self.imports.imports_of(request.query)]
         if request.code:
-            ports: list[PortId] = [("Export", port) for port in request.exports]
-            ports += [("Import", port) for port in self.imports.imports_of(request.query)]
-            self.problems.note_failure(ports, request.code, request.message)
+            self.problems.note_failure(ports, request.code, request.message, request.run or "")
+        else:
+            self.problems.note_end(ports, request.run or "")
         self.imports.queries.end(request)
+
+    def end_reader(self, request: ReaderLeave) -> None:
+        """Release the lease of a process that stops; without a query it has ended well."""
+        reader = self.imports.leave(request.reader, request.session)
+        if reader is not None and reader.frame is None:
+            self.problems.note_end([("Import", port_of(reader.import_))], request.session)
 
     def renew_driver(self) -> None:
         """Record that the driver runs."""

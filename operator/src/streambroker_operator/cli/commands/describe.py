@@ -161,7 +161,8 @@ def _status(status: Item) -> list[str]:
         lines.append(f"Schema:   version {version['number']}{since}")
     if status.get("ring"):
         lines.append(f"Ring:     {status['ring']}")
-    return [*lines, f"Matches:  {status.get('matches', 0)}"]
+    lines.append(f"Matches:  {status.get('matches', 0)}")
+    return [terminal.one_line(line) for line in lines]
 
 
 def _nearest_unmatched(

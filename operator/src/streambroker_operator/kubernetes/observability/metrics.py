@@ -50,6 +50,9 @@ GAUGES: Mapping[str, _Family] = {
     "namespace_followed": _Family(
         "1 if resources of a watched namespace can be listed.", ("kind", "watched")
     ),
+    "broker_certificate_expiry_timestamp_seconds": _Family(
+        "When a certificate of the broker ends.", ("use",)
+    ),
     "resources": _Family("Exports and Imports.", ("kind", "state")),
     "agents": _Family("Registered agents.", ("state",)),
     "reported_routes": _Family("Routes that agents report.", ("state",)),

@@ -35,6 +35,7 @@ class BrokerMonitor:
     Attributes:
         closing: whether the broker is stopping.
         reports: reports of agents; None until REST is set up.
+        certificate_ends: functions that return when a certificate ends, by its use; 0 without one.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class BrokerMonitor:
         self._hints_lost = 0
         self.closing = False
         self.reports: Reports | None = None
+        self.certificate_ends: dict[str, Callable[[], float]] = {}
         self.metrics = Metrics(self._read_values)
         self._runtime: Runtime
         self._status: StatusController
@@ -115,6 +117,9 @@ class BrokerMonitor:
                 (OBJECTS[kind], namespace): namespace not in feed.lister.refused
                 for kind, feed in feeds.items()
                 for namespace in self._namespaces
+            },
+            "broker_certificate_expiry_timestamp_seconds": {
+                (use,): end for use, read in self.certificate_ends.items() if (end := read())
             },
             "resources": self._count_resources(),
             "agents": self._count_agents(),

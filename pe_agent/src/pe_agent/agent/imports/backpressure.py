@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,6 +110,12 @@ class QueryGates:
         """Return the readers of a query, also if it has ended without `end`."""
         with self._lock:
             return {r for q in self._queries.values() if q.id == query for r in q.readers}
+
+    def runs_of(self, readers: Collection[str]) -> set[str]:
+        """Return the runs of the queries that have one of the readers."""
+        with self._lock:
+            queries = list(self._queries.values())
+        return {q.run for q in queries if q.run and not q.readers.isdisjoint(readers)}
 
     def begin_call(self, frame: str | None, import_: str, reader: str) -> OffsetCall:
         """Register a reader's call for its next offset."""
