@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 
+from streambroker_core.wire.manifests.quotas import Quotas
 from streambroker_operator.broker import Broker
 from streambroker_operator.rest.guard.rate_limits import RateLimits
 from support.brokers.conformance import assert_conforms
@@ -84,10 +85,10 @@ class Rest:
 
 @asynccontextmanager
 async def running_broker(
-    db: Path, limits: RateLimits | None = None
+    db: Path, limits: RateLimits | None = None, quotas: Quotas | None = None
 ) -> AsyncIterator[tuple[Broker, Rest]]:
     """Run a broker on a free port of this machine, with a client."""
-    broker = Broker(db=db, port=0, limits=limits)
+    broker = Broker(db=db, port=0, limits=limits, quotas=quotas)
     await broker.start()
     try:
         async with aiohttp.ClientSession() as session:

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from streambroker_core.board import Board
 from streambroker_core.model import PeKey
+from streambroker_core.wire.manifests.quotas import Quotas
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.cooperative import loop_time
 from streambroker_operator.errors import AddressError, RequestError
@@ -86,6 +87,7 @@ class Settings:
         statuses_per_s: maximum status writes per second; 0 for the limit of the API server only.
         page: whether the page is served at ``/ui/``.
         peek: whether callers may look at rows.
+        quotas: of namespaces.
         drain_s: seconds that a stopping broker keeps serving, until callers stop using it.
     """
 
@@ -109,6 +111,7 @@ class Settings:
     statuses_per_s: float = 0.0
     page: bool = True
     peek: bool = True
+    quotas: Quotas | None = None
     drain_s: float = 3.0
     lease_timing: LeaseTiming = field(default_factory=LeaseTiming)
     timing: Timing = field(default_factory=Timing)
@@ -200,7 +203,13 @@ class ClusterBroker:
             rate_limiter=rate_limiter,
         )
         self.runtime = Runtime(
-            self.store, HintSender(), machine, self._status, self._leads, self._status
+            self.store,
+            HintSender(),
+            machine,
+            self._status,
+            self._leads,
+            self._status,
+            settings.quotas,
         )
         self._status.runtime = self.runtime
         self.runtime.rules.published_status = self._status.rules.published_status

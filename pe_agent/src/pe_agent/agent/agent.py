@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pe_agent.agent.exports import read_grant as grants
 from pe_agent.agent.exports.registry import ExportRegistry
 from pe_agent.agent.exports.stream.block_reader import Readable, ReadRequest
+from pe_agent.agent.exports.stream.throttle import SendThrottle
 from pe_agent.agent.imports.available_now import AvailableNowTarget
 from pe_agent.agent.imports.backpressure import QueryGates
 from pe_agent.agent.imports.import_state import ImportState
@@ -129,6 +130,7 @@ class Agent:
         self.problems = PortProblems(self.store, self._find_runs, state.readers.has_room)
         state.on_loss = lambda import_: self.problems.note_loss(port_of(import_))
         self.scrub = Scrub()
+        self.throttle = SendThrottle(self.stopping)
         self.exports.recover(progress)
         if storage is not None:
             storage.start(self.store)
@@ -186,6 +188,11 @@ class Agent:
         grants.check(self.token, ticket, read)
         return self.exports.get(export).plans
 
+    def import_of(self, ticket: Mapping[str, Any], reader: str) -> str:
+        """Return the import of a reader of the ticket's export; the reader if it is unknown."""
+        known = self.exports.get(str(ticket["export"])).state.ledger.readers.get(reader)
+        return reader if known is None else known.import_
+
     def _find_runs(self, port: PortId) -> set[str]:
         """Return the runs that read or publish a port now."""
         kind, key = port[0], f"{self.pe}/{port[1]}"
@@ -231,6 +238,9 @@ class Agent:
             self.imports.status(),
             self.side_reports.status(),
         )
+        for export in exports.values():
+            for id_, reader in export["readers"].items():
+                reader["throttledSeconds"] = self.throttle.seconds(id_)
         read = [(side, self.imports.imports_of(side["query"])) for side in sides]
         return {
             "pe": str(self.pe),

@@ -107,6 +107,7 @@ def _run(options: argparse.Namespace) -> int:
         statuses_per_s=options.statuses_per_s,
         page=not options.no_ui,
         peek=not options.no_peek,
+        quotas=options.quotas,
         drain_s=options.drain,
     )
     broker = ClusterBroker(settings)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streambroker_client.errors import BrokerError
+from streambroker_core.errors import StreambrokerError
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import add_output, add_remote_command, client_for, one_of
 from streambroker_operator.cli.io.terminal import print_text
@@ -15,6 +17,7 @@ from streambroker_operator.cli.output.table import print_answer
 
 if TYPE_CHECKING:
     from streambroker_client.connection import Connection
+    from streambroker_core.wire.manifests.quotas import Quotas
 
 MAX_TCP_PORT = 65_535
 
@@ -65,6 +68,12 @@ def add_broker_options(command: argparse.ArgumentParser) -> None:
         type=one_of("DEBUG", "INFO", "WARNING"),
         metavar="DEBUG|INFO|WARNING",
     )
+    command.add_argument(
+        "--quotas",
+        type=_parse_quotas,
+        metavar="JSON",
+        help="""quotas by namespace, * for the others: '{"*": {"ports": 100}}'""",
+    )
     command.add_argument("--no-ui", action="store_true", help="serve no page at /ui/")
     command.add_argument("--no-peek", action="store_true", help="show rows of exports to no caller")
 
@@ -83,6 +92,15 @@ def _parse_limit(text: str) -> tuple[str, float]:
         return read_limit(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _parse_quotas(text: str) -> Quotas:
+    from streambroker_core.wire.manifests.quotas import read_quotas
+
+    try:
+        return read_quotas(json.loads(text))
+    except (ValueError, StreambrokerError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not quotas in JSON: {error}") from error
 
 
 def _up(options: argparse.Namespace) -> int:
@@ -107,6 +125,7 @@ def _up(options: argparse.Namespace) -> int:
         limits=RateLimits(**dict(options.limit)),
         page=not options.no_ui,
         peek=not options.no_peek,
+        quotas=options.quotas,
     )
     asyncio.run(serve(broker, lambda url: print_text(_greeting(url, options))))
     return OK

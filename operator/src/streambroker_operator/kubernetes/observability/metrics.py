@@ -54,6 +54,8 @@ GAUGES: Mapping[str, _Family] = {
         "When a certificate of the broker ends.", ("use",)
     ),
     "resources": _Family("Exports and Imports.", ("kind", "state")),
+    "quota_limit": _Family("Quota of a namespace.", ("of", "resource")),
+    "quota_used": _Family("What it uses of the quota.", ("of", "resource")),
     "agents": _Family("Registered agents.", ("state",)),
     "reported_routes": _Family("Routes that agents report.", ("state",)),
 }

@@ -201,7 +201,9 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             schema = self._reader.schema_for(stream, read)
         except Exception as error:
             raise self._to_flight_error(error, "get") from None
-        blocks = self._send(self._reader.read_batches(export, later, schema))
+        read_blocks = self._reader.read_batches(export, later, schema)
+        import_ = self._agent.import_of(request, read.reader)
+        blocks = self._send(self._agent.throttle.delay(read_blocks, read.reader, import_))
         return flight.GeneratorStream(self._reader.sent_schema(schema, read), blocks)
 
     def _find_objects(self, request: PeerObjects) -> ObjectRanges:
