@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from streambroker_core.wire.manifests.quotas import Quotas
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.errors import AddressError, OpenError
 from streambroker_operator.lineage import LineageSender, LineageTarget
@@ -38,6 +39,7 @@ class Broker:
         page: whether the page is served at ``/ui/``.
         peek: whether callers may look at rows.
         lineage: receives the graph; None for no receiver.
+        quotas: of namespaces.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Broker:
         page: bool = True,
         peek: bool = True,
         lineage: LineageTarget | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self._db = db
         self._host = host
@@ -61,7 +64,7 @@ class Broker:
         self._insecure = insecure
         self._limits = limits
         self._certificate = certificate
-        self._page, self._peek = page, peek
+        self._served, self._quotas = (page, peek), quotas
         self._certificate_task: asyncio.Task[None] | None = None
         self._lineage = None if lineage is None else LineageSender(lineage)
         self.url = ""
@@ -82,12 +85,11 @@ class Broker:
         if self._store.loss_warning:
             _log.warning("%s", self._store.loss_warning)
         self._sender = HintSender()
-        self.runtime = Runtime(self._store, self._sender)
+        self.runtime = Runtime(self._store, self._sender, quotas=self._quotas)
         self.runtime.feed.start()
         local = is_loopback(self._host) and not self._insecure
-        app = create_app(
-            self.runtime, tokens, self._limits, local=local, page=self._page, peek=self._peek
-        )
+        page, peek = self._served
+        app = create_app(self.runtime, tokens, self._limits, local=local, page=page, peek=peek)
         tls = None if certificate is None else certificate.context
         limits = self._limits or RateLimits()
         port_limits = limits.connection_limits(connection_limit(limits.connections))

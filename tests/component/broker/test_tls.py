@@ -23,6 +23,7 @@ from streambroker_core.model import PeKey
 from streambroker_operator.broker import Broker
 from streambroker_operator.errors import OpenError
 from streambroker_operator.security import certificate as tls
+from streambroker_operator.security import self_signed
 from streambroker_operator.security.self_signed import write_certificates
 from support.brokers.brokers import EXPORT, TOKENS, BrokerProcess, Rest, running_broker
 from support.processes.certificates import Authority
@@ -209,6 +210,28 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(
             return ssl.get_server_certificate(where) != before
 
         await asyncio.to_thread(until, renewed, SECONDS, "the new certificate")
+
+
+async def test_the_end_of_a_certificate_is_known_also_when_it_is_renewed(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "tls", "first")
+    used = tls.Certificate(authority.certificate, authority.key)
+    await asyncio.to_thread(
+        self_signed.issue_pair, tmp_path, ["DNS:one"], 40_000
+    )  # after 2050, where certificates write the year in another way
+    ends = {path: openssl_end(path) for path in (authority.certificate, tmp_path / "server.crt")}
+    assert used.valid_until == ends[authority.certificate]
+    authority.certificate.write_bytes((tmp_path / "server.crt").read_bytes())
+    authority.key.write_bytes((tmp_path / "server.key").read_bytes())
+    used.reload_if_changed()
+    assert used.valid_until == ends[tmp_path / "server.crt"]
+    assert ends[tmp_path / "server.crt"] > ssl.cert_time_to_seconds("Jan  1 00:00:00 2050 GMT")
+
+
+def openssl_end(certificate: Path) -> float:
+    """Return what openssl prints of the end of a certificate."""
+    command = ["openssl", "x509", "-noout", "-enddate", "-in", str(certificate)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(ssl.cert_time_to_seconds(done.stdout.strip().partition("=")[2]))
 
 
 # ---- the agent's key ---------------------------------------------------------------------------

@@ -497,3 +497,25 @@ async def test_describe_shows_the_version_of_an_exports_columns(cli: Cli) -> Non
         "  Schema:   version 1",
         "  Schema:   version 2, since 2026-11-30T06:00:00Z",
     ]
+
+
+async def test_what_an_export_says_cannot_control_the_terminal(cli: Cli) -> None:
+    text = "é\x85\x9b31m\u202eevil\x7f"
+    await cli.rest("PUT", "/job/more/pe/0/export/odd", {"streamId": "s", "description": text})
+    for words in (
+        ("get", "export/more-0-odd", "-o", "json"),
+        ("get", "export/more-0-odd", "-o", "yaml"),
+        ("catalog",),
+        ("catalog", "-o", "backstage"),
+    ):
+        _, out, _ = await cli(*words)
+        assert out.replace("\n", "").isprintable(), words
+        loaded = json.loads(out) if "yaml" not in words and len(words) != 3 else None
+        assert loaded is None or text in json.dumps(loaded, ensure_ascii=False), words
+
+
+async def test_a_message_of_an_agent_stays_on_its_line(cli: Cli) -> None:
+    failed = {"reason": "DataLoss", "message": "It failed.\nTo do:\n  nothing"}
+    await cli.rest("PUT", "/job/alerts/pe/0/report", {"health": {"imports": {"trades": failed}}})
+    _, out, _ = await cli("describe", "import", "alerts-trades")
+    assert "  Healthy:  no (DataLoss) It failed. To do:   nothing\n" in out

@@ -281,7 +281,7 @@ async def test_without_a_terminal_top_shows_its_table_once(cli: Cli, clock: Cloc
     assert head[:5] == ["CONGESTION", "FULL", "EXPORT", "IMPORT", "ROWS/S"]
     assert row == [
         *("waits", "40%", "default/feed/0/trades", ALERTS, "1,234", "2.0Ki"),
-        *("4", "1,500", "3.0Mi", "1m", "5s", "9", "2", "1", "-", "0s", "wait"),
+        *("4", "1,500", "3.0Mi", "1m", "5s", "0s", "9", "2", "1", "-", "0s", "wait"),
     ]
     assert "\x1b" not in out
 

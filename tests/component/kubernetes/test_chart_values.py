@@ -10,6 +10,7 @@ import helm_python
 import pytest
 import yaml
 
+from streambroker_core.wire.manifests.quotas import read_quotas
 from support.kubernetes import charts
 
 SCHEMA: dict[str, Any] = json.loads((charts.CHART / "values.schema.json").read_text())
@@ -88,12 +89,13 @@ PARTS_OF_PODS = ("affinity", "extraVolumes", "extraVolumeMounts")
 """What Kubernetes checks, and this schema only roughly."""
 
 
-def test_maps_that_users_fill_hold_texts_only() -> None:
+def test_maps_that_users_fill_hold_texts_or_objects_of_known_keys() -> None:
     for path, node in nodes(SCHEMA):
         if path and path[0] in PARTS_OF_PODS:
             continue
         if node.get("type") == "object" and "properties" not in node:
-            assert node["additionalProperties"]["type"] == "string", path
+            inside = node["additionalProperties"]
+            assert inside["type"] == "string" or inside["additionalProperties"] is False, path
         elif node.get("type") == "object":
             assert node["additionalProperties"] is False, path
 
@@ -221,6 +223,13 @@ def test_values_become_options_of_the_operator() -> None:
     lineage = {"url": "http://marquez:5000", "namespace": "prod"}
     sending = arguments(charts.objects({"lineage": lineage}))
     assert {"--lineage-url=http://marquez:5000", "--lineage-namespace=prod"} <= set(sending)
+    quotas = {"*": {"ports": 200, "bytes": 10_737_418_240, "jobBytesPerSecond": "20Mi"}}
+    (given,) = [
+        one.removeprefix("--quotas=")
+        for one in arguments(charts.objects({"quotas": quotas}))
+        if one.startswith("--quotas=")
+    ]
+    assert read_quotas(json.loads(given)) == read_quotas(quotas)
     by_broker = charts.objects({"key": {"create": False, "byBroker": True}})
     assert "--make-secret" in arguments(by_broker)
     secured = arguments(charts.objects(charts.VARIANTS["TLS self-signed"]))

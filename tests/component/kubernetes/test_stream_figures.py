@@ -154,3 +154,28 @@ def test_each_alert_fires_for_its_fault_alone(tmp_path: Path) -> None:
         for series in faults
     ]
     run_promtool(tmp_path, [*cases, case(HEALTHY, [])])
+
+
+def test_a_quota_that_is_nearly_used_up_fires_an_alert(tmp_path: Path) -> None:
+    labels = '{namespace="s",of="jobs",resource="ports"}'
+    limit, used = f"streambroker_quota_limit{labels}", f"streambroker_quota_used{labels}"
+    cases = [
+        case({limit: f"10x{MINUTES}", used: f"{count}x{MINUTES}"}, fires)
+        for count, fires in ((7, []), (8, ["StreambrokerQuotaNearlyUsed"]))
+    ]
+    run_promtool(tmp_path, cases)
+
+
+def test_a_certificate_of_the_broker_fires_an_alert_before_it_ends(tmp_path: Path) -> None:
+    names = [
+        f'streambroker_broker_certificate_expiry_timestamp_seconds{{namespace="s",use="{use}"}}'
+        for use in ("rest", "webhook")
+    ]
+    fine, ends = f"{8 * DAY}x{MINUTES}", f"{6 * DAY}x{MINUTES}"
+    run_promtool(
+        tmp_path,
+        [
+            case({names[0]: fine, names[1]: fine}, []),
+            case({names[0]: fine, names[1]: ends}, ["StreambrokerBrokerCertificateEnds"]),
+        ],
+    )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from streambroker_operator.rest.lists import asyncapi
 from support.brokers.brokers import EXPORT, Rest, bearer, running_broker
 
 FEED = "/job/feed/pe/0/export/trades"
@@ -26,6 +29,17 @@ async def test_the_document_has_the_exports_of_the_namespace(pair: Rest) -> None
     assert list(every.body["channels"]) == ["default.feed.0.trades", "lab.feed.0.trades"]
     same = await pair("GET", ASYNCAPI + "?namespace=*", If_None_Match=every.headers["ETag"])
     assert same.status == 304
+
+
+async def test_a_document_has_a_limit_and_the_refusal_names_a_smaller_one(
+    pair: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asyncapi, "MAX_EXPORTS", 1)
+    await pair("PUT", FEED + "?namespace=lab", EXPORT)
+    answer = await pair("GET", ASYNCAPI + "?namespace=*")
+    assert (answer.status, answer.code) == (422, "CatalogTooLarge")
+    assert "one namespace at a time" in answer.body["detail"]
+    assert (await pair("GET", ASYNCAPI)).status == 200
 
 
 async def test_a_caller_gets_a_document_only_of_namespaces_that_it_may_read(guarded: Rest) -> None:

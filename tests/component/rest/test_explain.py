@@ -448,3 +448,17 @@ async def test_nobody_learns_what_a_change_does_where_they_do_not_read(guarded: 
     assert [route["reason"] for route in mine.body["cut"]] == ["SubscriptionUnknown"]
     assert (put.status, put.code) == (403, "NotYours")
     assert (cut.status, cut.code) == (403, "NotYours")
+
+
+async def test_an_explanation_has_the_health_of_the_ports(pair: Rest) -> None:
+    failed = {"reason": "DataLoss", "message": "A query failed. Start it again."}
+    found = []
+    for health in ({"imports": {"trades": failed}}, {}):
+        await pair("PUT", "/job/alerts/pe/0/report", {"health": health})
+        found.append((await pair("GET", f"/explain?import={IMPORT_KEY}")).body)
+    problem = {"kind": "Import", "port": IMPORT_KEY, **failed}
+    assert [one["problems"] for one in found] == [[problem], []]
+    assert found[0]["text"].splitlines()[-1] == (
+        f"! Import {IMPORT_KEY}: DataLoss: A query failed. Start it again."
+    )
+    assert "DataLoss" not in found[1]["text"]

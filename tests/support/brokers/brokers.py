@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 
+from streambroker_core.wire.manifests.quotas import Quotas
 from streambroker_operator.broker import Broker
 from streambroker_operator.lineage import LineageTarget
 from streambroker_operator.rest.guard.rate_limits import RateLimits
@@ -85,10 +86,13 @@ class Rest:
 
 @asynccontextmanager
 async def running_broker(
-    db: Path, limits: RateLimits | None = None, lineage: LineageTarget | None = None
+    db: Path,
+    limits: RateLimits | None = None,
+    lineage: LineageTarget | None = None,
+    quotas: Quotas | None = None,
 ) -> AsyncIterator[tuple[Broker, Rest]]:
     """Run a broker on a free port of this machine, with a client."""
-    broker = Broker(db=db, port=0, limits=limits, lineage=lineage)
+    broker = Broker(db=db, port=0, limits=limits, lineage=lineage, quotas=quotas)
     await broker.start()
     try:
         async with aiohttp.ClientSession() as session:

@@ -36,7 +36,7 @@ spec: {job: alerts, port: trades, subscription: 'kind == "trade"', filter: price
 _UNKNOWN = """
 rowsPerSecond bytesPerSecond lagEpochs lagRows lagBytes lagSeconds stalledSeconds congestion
 waitingSince ended readToEnd filteredRows droppedRows lostRows duplicateRows blockedSeconds
-releasedPlans storage exportProblem importProblem age
+releasedPlans throttledSeconds storage exportProblem importProblem age
 """
 ROUTE = {
     "export": "default/feed/0/trades",

@@ -9,6 +9,7 @@ import pytest
 from pyspark.errors.exceptions.base import PySparkException
 
 from pe_agent.spark.query_failure import Failure, parse_cause, prepend_cause
+from pe_agent.transport.flight_errors import AgentRefusedError
 from streambroker import cause
 from streambroker_core.control.tuples import ControlError
 from streambroker_core.control.tuples.payloads import encode
@@ -116,3 +117,13 @@ def test_where_there_is_no_traceback_the_innermost_error_is_the_cause() -> None:
     error = Captured("[STREAM_FAILED] no news", Captured("java.io.IOException: No space left"))
     assert str(cause(error)) == "IOException: No space left"
     assert str(cause(ValueError("it"))) == "ValueError: it"
+
+
+def of_an_agent() -> None:
+    raise AgentRefusedError("DataLoss", "epochs 0 to 3 are gone")
+
+
+def test_an_error_that_an_agent_has_sent_has_the_agents_code() -> None:
+    found = parse_cause(reported_by_spark(of_an_agent))
+    assert (found.type, found.code) == ("AgentRefusedError", "DataLoss")
+    assert found.message == "epochs 0 to 3 are gone"

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker.reporter import build_report
+from pe_agent.agent.imports.readers import ImportReader
 from pe_agent.agent.reports.health import (
     LOSS_SECONDS,
     RECOVERED_SECONDS,
@@ -17,6 +19,9 @@ from pe_agent.agent.reports.health import (
     PortProblems,
 )
 from pe_agent.agent.state.store import Store
+from streambroker_core.model import PeKey
+from streambroker_core.wire.agent_rpc.job import QueryBegin, QueryEnd
+from streambroker_core.wire.agent_rpc.reader import ReaderLeave
 from streambroker_core.wire.reports.health import PortId, write_health
 
 TRADES: PortId = ("Import", "trades")
@@ -30,11 +35,16 @@ class Bench:
         self.now = 0.0
         self.runs: set[str] = set()
         self.changes = 0
+        self.has_room = False
         self.open()
 
     def open(self) -> None:
         self.problems = PortProblems(
-            self.store, lambda _: self.runs, lambda: self.now, lambda: 1_764_482_400.0
+            self.store,
+            lambda _: self.runs,
+            lambda: self.has_room,
+            lambda: self.now,
+            lambda: 1_764_482_400.0,
         )
         self.problems.on_change = self.count
 
@@ -74,7 +84,7 @@ def test_a_failed_query_is_a_problem_until_a_later_run_has_lived_for_a_while(mad
     assert state.reason == "DataLoss"
     assert state.message == (
         "A query that reads it failed at 2025-11-30 06:00:00 UTC: Epochs 0 to 3 are gone. This is"
-        " over once a query has run for 30 s."
+        " over once a query has run for 30 s, or has ended without an error."
     )
     made.run(RECOVERED_SECONDS - 1, "second")
     assert made.reasons() == {TRADES: "DataLoss"}
@@ -102,6 +112,105 @@ def test_a_driver_that_does_not_know_the_cause_leaves_what_the_agent_has_noted(
     made.fail(code, "The log of the job has the error.")
 
     assert made.reasons() == {TRADES: "DataLoss"}
+
+
+def test_a_later_run_that_ends_well_is_the_end_of_a_failure_however_short_it_was(
+    made: Bench,
+) -> None:
+    made.runs = {"another"}
+    made.problems.note_failure([TRADES], "DataLoss", "It failed.", "failed")
+    for run in ("failed", "another"):
+        made.problems.note_end([TRADES], run)
+    made.problems.note_end([("Export", "trades")], "later")
+    assert made.reasons() == {TRADES: "DataLoss"}
+    made.problems.note_end([TRADES], "later")
+    made.open()
+    assert made.reasons() == {}
+    assert made.changes == 2
+
+
+def test_a_reader_too_many_is_a_problem_until_there_is_room(made: Bench) -> None:
+    made.fail("ReadersExceeded")
+    made.run(10 * LOSS_SECONDS)
+    (state,) = made.problems.health({}, {}).problems.values()
+    assert state.reason == "ReadersExceeded"
+    assert state.message.endswith("This is over once another reader is accepted.")
+    made.has_room = True
+    made.run(0)
+    assert made.reasons() == {}
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    made = Agent(PeKey.parse("default/alerts/0"), tmp_path, progress=lambda *_: None)
+    yield made
+    made.close()
+
+
+def claim(agent: Agent, reader: str, session: str, frame: str | None) -> None:
+    """Let a reader read the import, as a call for its next offset does."""
+    key = "default/alerts/0/trades"
+    claimed = agent.imports.state.readers.claim(reader, key, session, renewals=None)
+    assert isinstance(claimed, ImportReader)
+    claimed.frame = frame
+    agent.imports.queries.begin_call(frame, key, reader)
+
+
+def begin(agent: Agent, run: str) -> None:
+    begin = QueryBegin(query="q", run=run, exports=["out"], frames=["f"], foreign=False)
+    agent.imports.queries.begin(begin)
+
+
+def end(agent: Agent, run: str, code: str = "") -> list[str]:
+    """End a run; return the ports that have a problem then."""
+    agent.end_query(QueryEnd(query="q", run=run, exports=["out"], code=code, message="It failed."))
+    health = agent.problems.health({}, {})
+    return sorted(f"{kind}/{port}" for kind, port in health.problems)
+
+
+def test_a_query_that_ends_well_ends_the_failure_of_what_it_reads_and_publishes(
+    agent: Agent,
+) -> None:
+    begin(agent, "first")
+    claim(agent, "r", "session 1", "f")
+    both = ["Export/out", "Import/trades"]
+    assert end(agent, "first", "QueryFailed") == both
+    begin(agent, "second")
+    claim(agent, "r", "session 1", "f")
+    assert end(agent, "first") == both
+    begin(agent, "third")
+    claim(agent, "r", "session 1", "f")
+    assert end(agent, "third") == []
+
+
+def test_a_query_that_ran_beside_the_failed_one_does_not_end_its_failure(agent: Agent) -> None:
+    other = QueryBegin(query="other", run="other", exports=[], frames=["g"], foreign=False)
+    agent.imports.queries.begin(other)
+    claim(agent, "s", "session 2", "g")
+    begin(agent, "first")
+    claim(agent, "r", "session 1", "f")
+    end(agent, "first", "QueryFailed")
+    agent.end_query(QueryEnd(query="other", run="other"))
+    assert ("Import", "trades") in agent.problems.health({}, {}).problems
+
+
+@pytest.mark.parametrize(("frame", "left"), [(None, []), ("f", ["trades"])])
+def test_a_reader_without_spark_that_leaves_has_ended_well(
+    agent: Agent, frame: str | None, left: list[str]
+) -> None:
+    agent.problems.note_failure([TRADES], "DataLoss", "It failed.")
+    claim(agent, "r", "session 1", frame)
+    agent.end_reader(ReaderLeave(reader="r", session="session 1"))
+    assert [port for _, port in agent.problems.health({}, {}).problems] == left
+
+
+def test_an_agent_has_room_for_a_reader_once_one_has_left(agent: Agent) -> None:
+    readers = agent.imports.state.readers
+    readers.max_readers = 1
+    claim(agent, "r", "session 1", None)
+    assert not readers.has_room()
+    agent.end_reader(ReaderLeave(reader="r", session="session 1"))
+    assert readers.has_room()
 
 
 def test_another_query_that_went_on_all_the_time_does_not_end_a_failure(made: Bench) -> None:

@@ -14,6 +14,7 @@ from pe_agent.job.arguments import ArgumentError
 from pe_agent.job.query_monitor import QueryMonitor
 from pe_agent.pe import PE
 from pe_agent.spark.query_sources import Sources
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey
 
 
@@ -65,7 +66,8 @@ def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() 
     beat.join(10.0)
 
     assert query.met.is_set(), "they have not met"
-    assert calls == [("publisher.renounce", {"export": "out", "query": "query-1"})]
+    assert [name for name, _ in calls] == ["query.end", "publisher.renounce"]
+    assert calls[1][1] == {"export": "out", "query": "query-1"}
 
 
 def test_a_stop_leaves_a_session_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +152,18 @@ class FailedQuery:
             "epochs 0 to 3 are gone.",
         ),
         (
+            "pe_agent.transport.flight_errors.AgentRefusedError: epochs are gone.\nin all\n"
+            "Error code: DataLoss",
+            "DataLoss",
+            "epochs are gone.\nin all",
+        ),
+        (
+            "pe_agent.transport.flight_errors.AgentRefusedError: it cannot be.",
+            "QueryFailed",
+            "AgentRefusedError at /home/job/app.py:7, in price. The log of the job has the error."
+            " Correct the cause.",
+        ),
+        (
             "ValueError: card 4711 is blocked",
             "QueryFailed",
             "ValueError at /home/job/app.py:7, in price. The log of the job has the error. Correct"
@@ -172,3 +186,36 @@ def test_a_failed_query_is_reported_with_its_code_and_without_values_of_rows(
     queries.beat()
     (end,) = [said for name, said in calls if name == "query.end"]
     assert (end["exports"], end["code"], end["message"]) == (["out"], code, message)
+
+
+def test_the_end_of_a_query_is_reported_again_until_the_agent_has_answered() -> None:
+    ends: list[str] = []
+    away = True
+
+    def call(name: str, **said: Any) -> dict[str, Any]:
+        if away:
+            raise AgentUnreachableError("the agent does not answer")
+        ends.extend([said["code"]] if name == "query.end" else [])
+        return {"ended": False}
+
+    client = SimpleNamespace(call=call)
+    queries = QueryMonitor(cast(Any, None), lambda: cast(Any, client))
+    queries.add((), cast(Any, FailedQuery("ValueError: no")), Sources())
+    with pytest.raises(AgentUnreachableError):
+        queries.beat()
+    away = False
+    queries.beat()
+    queries.beat()
+    assert ends == ["QueryFailed"]
+
+
+def test_a_query_that_ends_well_is_reported_also_if_it_only_publishes() -> None:
+    calls: list[tuple[str, dict[str, Any]]] = []
+    client = SimpleNamespace(call=lambda name, **said: calls.append((name, said)))
+    queries = QueryMonitor(cast(Any, None), lambda: cast(Any, client))
+    ended = RunningQuery()
+    ended.isActive = False
+    queries.add(("out",), cast(Any, ended), Sources())
+    queries.beat()
+    (end,) = [said for name, said in calls if name == "query.end"]
+    assert (end["run"], end["exports"], end.get("code")) == ("run-1", ["out"], None)

@@ -11,6 +11,7 @@ from streambroker_core.board import Board
 from streambroker_core.diagnose import BoardOverlay, find_put_problem
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire.manifests.ports import read_spec
+from streambroker_core.wire.manifests.quotas import read_quotas
 from streambroker_operator.kubernetes.webhook.review import review
 from support.core.resources import board_of, export_of, import_of
 
@@ -158,3 +159,18 @@ def test_other_namespaces_and_kinds_are_not_judged() -> None:
 def test_what_is_no_review_is_no_answer(document: object) -> None:
     with pytest.raises(ValueError, match="AdmissionReview"):
         review(document, Board().reader)
+
+
+def test_a_port_above_the_quota_of_its_namespace_is_refused_and_the_last_ones_have_a_warning() -> (
+    None
+):
+    spec = {**IMPORT, "port": "more", "subscription": 'kind == "trade"'}
+    found = []
+    for ports in (1, 2, 10):
+        board = board_of(export_of())
+        board.reader.quotas = read_quotas({"default": {"ports": ports}})
+        found.append(answer(asked(body("Import", spec)), board))
+    assert "1 of the 1 ports of its quota" in message(found[0])
+    assert found[1]["allowed"]
+    assert "2 of the 2 ports of its quota" in found[1]["warnings"][0]
+    assert "quota" not in str(found[2])

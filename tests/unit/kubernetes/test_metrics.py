@@ -32,6 +32,7 @@ FULL: dict[str, Labelled] = {
     "watch_age_seconds": {("exports",): 0.5, ("imports",): 1.5},
     "namespace_followed": {("exports", "jobs"): True, ("imports", "jobs"): False},
     "resources": {("exports", "accepted"): 2, ("imports", "refused"): 1},
+    "quota_used": {("jobs", "ports"): 3},
     "agents": {("current",): 2, ("away",): 1},
     "reported_routes": {("waits",): 1, ("reads",): 2},
     "sweep_differences": {("exports", "ghost"): 2},
@@ -65,6 +66,7 @@ def test_what_is_read_is_reported_under_its_name() -> None:
     assert found["streambroker_lineage_events_total{result=refused}"] == 0
     assert found["streambroker_resources{kind=imports,state=refused}"] == 1
     assert found["streambroker_agents{state=away}"] == 1
+    assert found["streambroker_quota_used{of=jobs,resource=ports}"] == 3
     assert found["streambroker_reported_routes{state=waits}"] == 1
     assert found["streambroker_api_writes_total{object=status,result=done}"] == 11
     assert found["streambroker_sweep_differences_total{difference=ghost,kind=exports}"] == 2

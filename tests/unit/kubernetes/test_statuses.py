@@ -16,6 +16,7 @@ from streambroker_core.board import (
     FeedAdvanced,
     FeedLost,
     ImportApplied,
+    PeWithdrawn,
     Synced,
     Unreadable,
 )
@@ -677,6 +678,16 @@ def test_another_who_leads_keeps_what_is_written_of_health_until_the_agent_repor
     bench.statuses.offer_all()
     assert health(bench, "feed", Health(), instance="another instance") == []
     assert health(bench, "feed", Health()) == [("Export", "True AsExpected")]
+
+
+def test_a_pe_that_is_withdrawn_has_no_condition_of_health_left() -> None:
+    bench = running()
+    worse = Health(problems={("Export", FEED.key.port): FAILED})
+    assert health(bench, "feed", worse) == [("Export", "False DataLoss")]
+    bench.apply(PeWithdrawn(pe=pe("feed"), version=bench.version))
+    write = bench.write(EXPORT)
+    assert write is not None
+    assert "Healthy" not in {c["type"] for c in write.status["conditions"]}
 
 
 SECOND = SchemaStatus(number=2, since="2026-11-30T06:00:00Z")

@@ -26,9 +26,10 @@ class CutRoute:
 def find_put_problem(overlay: BoardOverlay, resource: Resource) -> StreambrokerError | None:
     """Return why a resource cannot be put on a board; None if it can.
 
-    If the resource has a uid, conflicts of port and name are not checked.
+    If the resource has a uid, quota and conflicts of port and name are not checked.
     """
     problem = None if resource.uid else _find_name_conflict(overlay, resource)
+    problem = problem or (None if resource.uid else _find_quota_problem(overlay, resource))
     problem = problem or size_problem(resource)
     if problem is None and isinstance(resource, Import):
         problem = expression_problem(resource.subscription, "subscription")
@@ -54,6 +55,14 @@ def _find_name_conflict(overlay: BoardOverlay, resource: Resource) -> Streambrok
             f" give {name!r} another port, or apply it under the same name.",
         )
     return None
+
+
+def _find_quota_problem(overlay: BoardOverlay, resource: Resource) -> StreambrokerError | None:
+    quota = overlay.board.quotas.find(resource.key.namespace)
+    if not quota.limits_ports:
+        return None
+    old = overlay.holder(kind_of(resource), resource.key)
+    return quota.find_problem(overlay.usage(resource.key.namespace), old, resource)
 
 
 def _candidates(overlay: BoardOverlay, import_: Import) -> list[Export]:

@@ -6,10 +6,11 @@ ports, rivals on these ports, and other claimants of their stream ids.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 from streambroker_core.board import BoardReader, claimed_stream
 from streambroker_core.model import Export, Kind, PortKey, Resource, kind_of, seniority
+from streambroker_core.wire.manifests.quotas import Usage
 
 
 class BoardOverlay:
@@ -22,6 +23,7 @@ class BoardOverlay:
         self._names: dict[tuple[Kind, str, str], str] = {}
         self._streams: dict[Hashable, set[str]] = {}
         self._concerned: dict[Kind, frozenset[str]] = {}
+        self._usage: dict[str, Usage] = {}
 
     def put(self, resource: Resource) -> None:
         """Add or replace a resource by its uid.
@@ -59,6 +61,7 @@ class BoardOverlay:
     ) -> None:
         self._concerned.pop(kind, None)
         self.changed[kind][uid] = new
+        self._record_usage(old, new, self._usage)
         for resource in (old, new):
             if resource is not None:
                 self._claims_by_port.setdefault((kind, resource.key), {}).pop(uid, None)
@@ -115,6 +118,25 @@ class BoardOverlay:
     def _holds_port(self, export: Export) -> bool:
         holder = self.holder("Export", export.key)
         return holder is not None and holder.uid == export.uid
+
+    def usage(self, namespace: str) -> Usage:
+        """Return what a namespace uses of its quota, with the changes applied."""
+        if namespace not in self._usage:
+            self._usage[namespace] = self.board.usage(namespace)
+            for kind, changed in self.changed.items():
+                for uid, new in changed.items():
+                    self._record_usage(self.board.get(kind, uid), new, (namespace,))
+        return self._usage[namespace]
+
+    def _record_usage(
+        self, old: Resource | None, new: Resource | None, namespaces: Collection[str]
+    ) -> None:
+        for sign, one in ((-1, old), (1, new)):
+            if one is not None and one.key.namespace in namespaces:
+                ports, size = self._usage[one.key.namespace]
+                more = Usage.of(one)
+                used = Usage(ports + sign * more.ports, size + sign * more.bytes)
+                self._usage[one.key.namespace] = used
 
     def find_rival(self, resource: Resource) -> tuple[str, Resource] | None:
         """Return the reason word and the older resource that holds a claimed name, if any."""

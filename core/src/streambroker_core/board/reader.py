@@ -28,6 +28,7 @@ from streambroker_core.model import (
 from streambroker_core.wire.broker.hints import Point
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.broker.view import View
+from streambroker_core.wire.manifests.quotas import Quotas, Usage
 
 
 def claimed_stream(export: Export) -> tuple[str, str, str | None, str, str] | None:
@@ -79,15 +80,27 @@ class BoardState:
 
 
 class BoardReader:
-    """Current resources, routes, views and statuses of a board. Only the board changes `rules`."""
+    """Current resources, routes, views and statuses of a board.
+
+    Attributes:
+        rules: only the board changes them.
+        quotas: of namespaces; the owner of the board sets them.
+    """
 
     def __init__(self, state: BoardState) -> None:
         self._state = state
         self.rules = state.rules
+        self.quotas = Quotas()
         self.registration = state.registration
         self._exports, self._imports = state.exports, state.imports
         self._versions, self._statuses = state.versions, state.statuses
         self.wait_rings = WaitRings(self.wait_edges, self._is_relay)
+
+    def usage(self, namespace: str) -> Usage:
+        """Return what all Exports and Imports of a namespace use, also refused ones."""
+        resources: list[Resource] = [*self.iter_exports(), *self.iter_imports()]
+        uses = [Usage.of(one) for one in resources if one.key.namespace == namespace]
+        return Usage(len(uses), sum(one.bytes for one in uses))
 
     def _is_relay(self, pe: PeKey) -> bool:
         return bool(self._imports.uids_of_pe(pe) and self._exports.uids_of_pe(pe))

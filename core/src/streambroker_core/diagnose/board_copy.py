@@ -33,4 +33,5 @@ class BoardCopy:
         for kind, resources in kinds:
             listed = tuple((resource, self._version) for resource in resources)
             self._board.handle(Synced(kind=kind, listed=listed, version=self._version))
+        self._board.reader.quotas = snapshot.quotas
         return self._board.reader

@@ -7,7 +7,7 @@ distance that an explanation has.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from streambroker_core.matching import Match, is_namespace_allowed
 from streambroker_core.matching.decide import parse_cached
 from streambroker_core.model import Export, Import, Kind, Resource, resource_order
 from streambroker_core.model.schema import Schema, find_missing_column
+from streambroker_core.wire.manifests.quotas import Quotas
 
 R = TypeVar("R", Export, Import)
 
@@ -37,6 +38,7 @@ class BoardSnapshot:
         export_conflicts: why an Export takes no part, by uid.
         import_conflicts: why an Import takes no part, by uid.
         is_complete: whether these are all existing resources.
+        quotas: of namespaces.
     """
 
     exports: tuple[Export, ...]
@@ -44,6 +46,7 @@ class BoardSnapshot:
     export_conflicts: Mapping[str, Obstacle]
     import_conflicts: Mapping[str, Obstacle]
     is_complete: bool = True
+    quotas: Quotas = field(default_factory=Quotas)
 
     def explain(self, export: Export, import_: Import) -> Pair:
         """Explain a pair; neither resource need be in the snapshot."""
@@ -78,6 +81,7 @@ def take_snapshot(board: BoardReader, namespaces: Collection[str] | None = None)
         imports=tuple(board.iter_imports()),
         export_conflicts=_find_conflicts(board, "Export"),
         import_conflicts=_find_conflicts(board, "Import"),
+        quotas=board.quotas,
     )
     return snapshot if namespaces is None else _visible_from(board, snapshot, namespaces)
 

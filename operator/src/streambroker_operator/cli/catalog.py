@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from streambroker_operator.cli.io.errors import OK
@@ -15,7 +14,7 @@ from streambroker_operator.cli.io.options import (
     namespace_for,
 )
 from streambroker_operator.cli.io.terminal import print_text
-from streambroker_operator.cli.output.table import as_yaml
+from streambroker_operator.cli.output.table import as_json, as_yaml
 
 
 def add(commands: Any) -> None:
@@ -30,7 +29,7 @@ def _catalog(options: argparse.Namespace) -> int:
     connection = client_for(options).connection
     document = connection.call("GET", "/api/asyncapi.json", namespace=namespace_for(options))
     if options.output == "asyncapi":
-        print_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        print_text(as_json(document))
         return OK
     from streambroker_core.catalog.backstage import backstage_entities
 

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from streambroker_core.board import Board
 from streambroker_core.model import PeKey
+from streambroker_core.wire.manifests.quotas import Quotas
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.cooperative import loop_time
 from streambroker_operator.errors import AddressError, RequestError
@@ -90,6 +91,7 @@ class Settings:
         page: whether the page is served at ``/ui/``.
         peek: whether callers may look at rows.
         lineage: receives the graph from the leader; None for no receiver.
+        quotas: of namespaces.
         drain_s: seconds that a stopping broker keeps serving, until callers stop using it.
     """
 
@@ -114,6 +116,7 @@ class Settings:
     page: bool = True
     peek: bool = True
     lineage: LineageTarget | None = None
+    quotas: Quotas | None = None
     drain_s: float = 3.0
     lease_timing: LeaseTiming = field(default_factory=LeaseTiming)
     timing: Timing = field(default_factory=Timing)
@@ -224,7 +227,13 @@ class ClusterBroker:
             rate_limiter=rate_limiter,
         )
         self.runtime = Runtime(
-            self.store, HintSender(), machine, self._status, self._leads, self._status
+            self.store,
+            HintSender(),
+            machine,
+            self._status,
+            self._leads,
+            self._status,
+            settings.quotas,
         )
         self._status.runtime = self.runtime
         self.runtime.rules.published_status = self._status.rules.published_status
@@ -326,6 +335,8 @@ class ClusterBroker:
         review_share = min(MAX_REVIEW_CONNECTIONS, total // 4) if settings.webhook else 0
         connection_limits = limits.connection_limits(total - probe_share - review_share)
         tls = None if certificate is None else certificate.context
+        if certificate is not None:
+            monitor.certificate_ends["rest"] = lambda: certificate.valid_until
         self.url = await self._listen(app, settings.port, "--port", connection_limits, tls)
         probes = create_probes(monitor.read_state, monitor.metrics)
         probes.router.add_post(relay.PATH, relay.handler(secret, self._status.on_report))
@@ -342,6 +353,7 @@ class ClusterBroker:
                 key=secret,
                 review=lambda asked: review(asked, self.runtime.board, settings.namespaces),
             )
+            monitor.certificate_ends["webhook"] = lambda: webhook.valid_until
             connection_limits, port = limits.connection_limits(review_share), settings.webhook_port
             await self._listen(webhook.app, port, "--webhook-port", connection_limits, webhook.tls)
         return [

@@ -30,7 +30,7 @@ from streambroker_operator.rest.http.requests import (
     route_path,
 )
 from streambroker_operator.rest.http.responses import not_synced_error, problem_answer
-from streambroker_operator.rest.lists import asyncapi, lists
+from streambroker_operator.rest.lists import asyncapi, lists, quota
 from streambroker_operator.rest.lists.list_cache import LIST_CACHES, ListCaches
 from streambroker_operator.rest.ports import apply, exports, imports, resources
 from streambroker_operator.rest.ports import rules as patterns
@@ -48,6 +48,7 @@ ROUTE_TABLES = (
     health.routes,
     lists.routes,
     asyncapi.routes,
+    quota.routes,
     events.routes,
     diagnose.routes,
     graph.routes,

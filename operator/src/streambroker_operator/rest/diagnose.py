@@ -79,7 +79,8 @@ async def explain(request: web.Request) -> web.Response:
         snapshot = diagnose.take_snapshot(board, request[CALLER].namespaces)
         exports = _require_visible(request, "Export", export_key, board, snapshot.exports)
         imports = _require_visible(request, "Import", import_key, board, snapshot.imports)
-        body = await asyncio.to_thread(_explain, snapshot, exports, imports, limit)
+        problems = _health_problems(request, [*exports, *imports])
+        body = await asyncio.to_thread(_explain, snapshot, exports, imports, limit, problems)
     keys = {"export": export_key, "import": import_key}
     ports = {kind: None if key is None else str(key) for kind, key in keys.items()}
     return json_answer({**ports, **body})
@@ -123,11 +124,25 @@ def _require_visible(
     raise RequestError(404, "UnknownPort", f"There is no {kind.lower()} {key}.")
 
 
+def _health_problems(request: web.Request, resources: Iterable[Resource]) -> list[JsonObject]:
+    """Return why ports do not work, as their agents report it, of those the caller may read."""
+    runtime, caller = request.app[requests.RUNTIME], request[CALLER]
+    problems: list[JsonObject] = []
+    for one in resources:
+        kind, key = kind_of(one), one.key
+        holds = runtime.board.holder(kind, key) == one and caller.can_read(key.namespace)
+        healthy = runtime.port_reports.facts(one).healthy if holds else None
+        if healthy is not None and not healthy.is_healthy:
+            problems.append({"kind": kind, "port": str(key), **asdict(healthy)})
+    return problems
+
+
 def _explain(
     snapshot: diagnose.BoardSnapshot,
     exports: Sequence[Export],
     imports: Sequence[Import],
     limit: int,
+    problems: Sequence[JsonObject],
 ) -> JsonObject:
     """Return the explanation of two ports, with all their claimants, or of the oldest of one."""
     findings: list[diagnose.LintFinding] = []
@@ -147,11 +162,15 @@ def _explain(
         else:
             findings = diagnose.lint_export(resource, imported=bool(ranking.matched))
     texts += [f"! {finding.code}: {finding.message}" for finding in findings]
+    texts += [
+        f"! {one['kind']} {one['port']}: {one['reason']}: {one['message']}" for one in problems
+    ]
     return {
         "total": ranking.total,
         "matched": ranking.matched,
         "pairs": [_pair_body(pair) for pair in ranking.pairs],
         "lint": [{"code": finding.code, "message": finding.message} for finding in findings],
+        "problems": list(problems),
         "text": "\n".join(texts),
     }
 

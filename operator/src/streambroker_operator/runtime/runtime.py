@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streambroker_core.board import (
     AgentRegistered,
@@ -42,6 +42,7 @@ from streambroker_core.model.schema import Schema
 from streambroker_core.wire.broker import capability
 from streambroker_core.wire.broker.registration import Registration, RegistrationReply, derive_key
 from streambroker_core.wire.broker.view import ImportRoute, View, with_capabilities
+from streambroker_core.wire.manifests.quotas import Quotas
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.agents.liveness import AgentLiveness
 from streambroker_operator.agents.port_reports import LocalPortReports, PortReports
@@ -97,6 +98,7 @@ class Runtime:
         observer: receives board actions and acknowledged views.
         hints: returns whether this process sends hints now.
         port_reports: published ends of exports; None to use reports to this process.
+        quotas: of namespaces; None for none.
 
     Attributes:
         store: the storage, for reading; writes go through the runtime.
@@ -115,11 +117,13 @@ class Runtime:
         observer: Observer | None = None,
         hints: Callable[[], bool] = lambda: True,
         port_reports: PortReports | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self.store = store
         self.sender = sender
         machine = Board() if board is None else board
         self.board = machine.reader
+        self.board.quotas = quotas or Quotas()
         self.liveness = AgentLiveness()
         self.port_reports: PortReports = (
             LocalPortReports(self.board) if port_reports is None else port_reports
@@ -187,6 +191,7 @@ class Runtime:
             TakenError: the port or the name belongs to another resource.
             SubscriptionError: the subscription is invalid.
             FilterError: the filter is invalid, or can never match.
+            QuotaExceededError: the port is new, and the namespace has no other one left.
             ManifestError: the resource has become too large.
         """
         problem = find_put_problem(BoardOverlay(self.board), resource)
@@ -313,8 +318,11 @@ class Runtime:
         after = self.board.routes_of(kind, stored.resource.uid)
         old = {(route.export_uid, route.import_uid): route for route in before}
         new = {(route.export_uid, route.import_uid): route for route in after}
+        warned = stored.with_board_warning(self.board.status(kind, stored.resource.uid))
+        if stored.changed:
+            warned = replace(warned, warnings=(*warned.warnings, *self._quota_warnings(stored)))
         return WriteResult(
-            stored=stored.with_board_warning(self.board.status(kind, stored.resource.uid)),
+            stored=warned,
             retained=tuple(route for pair, route in new.items() if pair in old),
             added=tuple(route for pair, route in new.items() if pair not in old),
             cut=tuple(
@@ -323,6 +331,13 @@ class Runtime:
                 if pair not in new
             ),
         )
+
+    def _quota_warnings(self, stored: StoredResource) -> tuple[str, ...]:
+        namespace = stored.resource.key.namespace
+        quota = self.board.quotas.find(namespace)
+        if not quota.limits_ports:
+            return ()
+        return quota.warnings(namespace, self.board.usage(namespace))
 
     def cut_reason(self, route: Route) -> str:
         """Return the reason code for a removed route."""

@@ -26,7 +26,7 @@ def job_actions(agent: Agent) -> Actions:
         reader.ReaderRenew,
         lambda r: reader.Renewed(renewed=imports.state.readers.renew(r.reader, r.session)),
     )
-    actions.on(reader.ReaderLeave, lambda r: imports.leave(r.reader, r.session))
+    actions.on(reader.ReaderLeave, agent.end_reader)
     actions.on(reader.ReaderHeads, imports.available_now.heads)
     actions.on(reader.ReaderSnapshot, imports.snapshots.plan)
     actions.on(reader.ReaderDone, imports.snapshots.finish_slice)

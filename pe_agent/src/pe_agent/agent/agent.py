@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pe_agent.agent.exports import read_grant as grants
 from pe_agent.agent.exports.registry import ExportRegistry
 from pe_agent.agent.exports.stream.block_reader import Readable, ReadRequest
+from pe_agent.agent.exports.stream.throttle import SendThrottle
 from pe_agent.agent.imports.available_now import AvailableNowTarget
 from pe_agent.agent.imports.backpressure import QueryGates
 from pe_agent.agent.imports.import_state import ImportState
@@ -40,7 +41,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.planner import MAX_READERS
 from streambroker_core.model import PeKey, PortKey, pe_of, port_of
 from streambroker_core.wire.agent_rpc.job import Declare, QueryEnd
-from streambroker_core.wire.agent_rpc.reader import ReaderNext, ReaderSlices
+from streambroker_core.wire.agent_rpc.reader import ReaderLeave, ReaderNext, ReaderSlices
 from streambroker_core.wire.broker.snapshot import RESTORED
 from streambroker_core.wire.broker.view import View
 from streambroker_core.wire.reports.health import PortId, write_health
@@ -136,10 +137,11 @@ class Agent:
         queries.find_wait_chain = self.exports.wait_chain
         state.peers.find_wait_chains = queries.wait_chains
         self.imports = OffsetPlanner(state, SlicePlanner(state), AvailableNowTarget(state), queries)
-        self.problems = PortProblems(self.store, self._find_runs)
+        self.problems = PortProblems(self.store, self._find_runs, state.readers.has_room)
         state.on_loss = lambda import_: self.problems.note_loss(port_of(import_))
         self._snapshots = Snapshots(pe, home, self.store, self.exports)
         self.scrub = Scrub()
+        self.throttle = SendThrottle(self.stopping)
         self.exports.recover(progress)
         if is_restored:
             for export in self.exports.by_key().values():
@@ -202,12 +204,19 @@ class Agent:
         grants.check(self.token, ticket, read)
         return self.exports.get(export).plans
 
+    def import_of(self, ticket: Mapping[str, Any], reader: str) -> str:
+        """Return the import of a reader of the ticket's export; the reader if it is unknown."""
+        known = self.exports.get(str(ticket["export"])).state.ledger.readers.get(reader)
+        return reader if known is None else known.import_
+
     def _find_runs(self, port: PortId) -> set[str]:
         """Return the runs that read or publish a port now."""
         kind, key = port[0], f"{self.pe}/{port[1]}"
-        if kind == "Import":
-            return self.imports.state.readers.sessions(key)
-        return self.exports.publishing_runs(key)
+        if kind == "Export":
+            return self.exports.publishing_runs(key)
+        readers = self.imports.state.readers
+        queries = self.imports.queries.runs_of(readers.alive().get(key, ()))
+        return readers.sessions(key) | queries
 
     def answer_read(self, handler: Callable[[_Read], _Answer], request: _Read) -> _Answer:
         """Answer a call of a reader; an error after which its query ends is a problem."""
@@ -220,10 +229,12 @@ class Agent:
 
     def end_query(self, request: QueryEnd) -> None:
         """Remove a run of a query; one that has failed is a problem of its ports."""
+        ports: list[PortId] = [("Export", port) for port in request.exports]
+        ports += [("Import", port) for port in self.imports.imports_of(request.query)]
         if request.code:
-            ports: list[PortId] = [("Export", port) for port in request.exports]
-            ports += [("Import", port) for port in self.imports.imports_of(request.query)]
-            self.problems.note_failure(ports, request.code, request.message)
+            self.problems.note_failure(ports, request.code, request.message, request.run or "")
+        else:
+            self.problems.note_end(ports, request.run or "")
         self.imports.queries.end(request)
 
     def take_snapshot(self, name: str) -> dict[str, Any]:
@@ -239,6 +250,12 @@ class Agent:
             )
         return self._snapshots.take(name)
 
+    def end_reader(self, request: ReaderLeave) -> None:
+        """Release the lease of a process that stops; without a query it has ended well."""
+        reader = self.imports.leave(request.reader, request.session)
+        if reader is not None and reader.frame is None:
+            self.problems.note_end([("Import", port_of(reader.import_))], request.session)
+
     def renew_driver(self) -> None:
         """Record that the driver runs."""
         self.driver_last_seen = time.monotonic()
@@ -250,6 +267,9 @@ class Agent:
             self.imports.status(),
             self.side_reports.status(),
         )
+        for export in exports.values():
+            for id_, reader in export["readers"].items():
+                reader["throttledSeconds"] = self.throttle.seconds(id_)
         read = [(side, self.imports.imports_of(side["query"])) for side in sides]
         return {
             "pe": str(self.pe),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pe_agent.spark.query_failure import cause
 from pe_agent.spark.query_sources import Sources, frame_sources, query_sources
 from pe_agent.transport.agent_client import AgentClient, send
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire.agent_rpc.job import GetStatus, QueryBegin, QueryEnd, SidesRunning
 from streambroker_core.wire.agent_rpc.publisher import PublisherRenew, PublisherRenounce
@@ -113,8 +114,7 @@ class QueryMonitor:
                 if (active and running.run_id in active) or running.is_active():
                     self._renew(running)
                 else:
-                    self._running.remove(running)
-                    self._report_end(running)
+                    self._end(running)
             try:
                 if active is not None:
                     self._discover_queries(active)
@@ -145,17 +145,25 @@ class QueryMonitor:
         if time.monotonic() >= running.reported_at + REPORT_SECONDS:
             self._report(running)
 
+    def _end(self, running: RunningQuery) -> None:
+        """Report the end of a query; the next beat does it again if the agent does not answer."""
+        self._running.remove(running)
+        try:
+            self._report_end(running)
+        except AgentUnreachableError:
+            self._running.append(running)
+            raise
+
     def _report_end(self, running: RunningQuery) -> None:
         code, message = running.failure()
-        if running.sources.frames or code:
-            end = QueryEnd(
-                query=running.id,
-                run=running.run_id,
-                exports=list(running.ports),
-                code=code,
-                message=message,
-            )
-            send(self._agent(), end)
+        end = QueryEnd(
+            query=running.id,
+            run=running.run_id,
+            exports=list(running.ports),
+            code=code,
+            message=message,
+        )
+        send(self._agent(), end)
         for port in running.ports:
             send(self._agent(), PublisherRenounce(export=port, query=running.id))
 

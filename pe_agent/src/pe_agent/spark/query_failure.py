@@ -18,6 +18,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 import streambroker_core
+from pe_agent.transport.flight_errors import CODE_NOTE
+from streambroker_core.errors import StreambrokerError
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -34,6 +36,7 @@ _OTHER_GROUPS = re.compile(
     r"StructField\((?P<column>slot|bucket),IntegerType"
 )
 _END = re.compile(r"^(\s*$|\s+at |Caused by|Driver stacktrace|JVM stacktrace)")
+_NOTED = re.compile(rf"^{CODE_NOTE}(?P<code>\w+)$", re.MULTILINE)
 _OWN_PACKAGES = ("streambroker_core.", "pe_agent.")
 _LIBRARIES = re.compile(
     r"^<|\.zip/|/(site-packages|dist-packages|lib/python3\.\d+|python/pyspark)/"
@@ -101,9 +104,10 @@ def parse_cause(text: str) -> Failure:
         error = _ERROR.match(line)
         if error:
             message = [error["message"] or "", *_message_lines(lines)]
+            noted = _NOTED.search(traceback)
             return Failure(
                 type=error["type"].rpartition(".")[2],
-                code=_error_code(error["type"]),
+                code=_error_code(error["type"], noted["code"] if noted else ""),
                 message="\n".join(message).rstrip(),
                 place=place,
             )
@@ -116,7 +120,7 @@ def _is_library(file: str) -> bool:
 
 def _message_lines(lines: Iterator[str]) -> Iterator[str]:
     for line in lines:
-        if _END.match(line):
+        if _END.match(line) or _NOTED.match(line):
             return
         yield line
 
@@ -158,14 +162,18 @@ def _error_texts(error: BaseException) -> Iterator[str]:
         current = getattr(current, "_cause", None)
 
 
-def _error_code(class_name: str) -> str | None:
+def _error_code(class_name: str, noted: str) -> str | None:
+    """Return the code of one of our errors: the noted one, or that of its class."""
     if not class_name.startswith(_OWN_PACKAGES):
         return None
+    if noted:
+        return noted
     module, _, name = class_name.rpartition(".")
     try:
-        return str(getattr(importlib.import_module(module), name).code)
+        code = str(getattr(importlib.import_module(module), name).code)
     except (AttributeError, ImportError):
         return None
+    return None if code == StreambrokerError.code else code
 
 
 def prepend_cause(error: _E) -> _E:

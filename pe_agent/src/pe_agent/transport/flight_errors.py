@@ -23,11 +23,16 @@ class AgentUnreachableError(StreambrokerError):
     code = "AgentUnreachable"
 
 
+CODE_NOTE = "Error code: "
+"""Start of the note with the code of an error that an agent has sent."""
+
+
 class AgentRefusedError(StreambrokerError):
     """The agent responded with an error: its ``code`` and all its ``facts``."""
 
     def __init__(self, code: str, message: str, facts: dict[str, Any] | None = None) -> None:
         super().__init__(message)
+        self.add_note(f"{CODE_NOTE}{code}")  # part of a traceback, which is all that Spark keeps
         self.code = code
         self.facts = facts or {}
 

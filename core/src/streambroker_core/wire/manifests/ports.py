@@ -421,7 +421,7 @@ def _read_schema(fields: Fields, *, empty: Schema | None) -> Schema | None:
 def _read_buffer(fields: Fields) -> Buffer:
     fields.allow_only(("maxBytes", "maxAge", "grace", "waitLimit"))
     default = Buffer()
-    size = _read_size(fields, "maxBytes")
+    size = read_size(fields, "maxBytes")
     grace = _read_duration(fields, "grace")
     return Buffer(
         max_bytes=default.max_bytes if size is None else size,
@@ -434,7 +434,7 @@ def _read_buffer(fields: Fields) -> Buffer:
 def _read_archive(fields: Fields) -> Archive:
     archive = fields.child("archive")
     archive.allow_only(("maxBytes", "maxAge"))
-    size, age = _read_size(archive, "maxBytes"), _read_duration(archive, "maxAge")
+    size, age = read_size(archive, "maxBytes"), _read_duration(archive, "maxAge")
     if size is None and age is None:
         raise fields.error_at("archive", "needs maxBytes, maxAge or both")
     return Archive(max_bytes=size, max_age_s=age)
@@ -472,7 +472,8 @@ def _read_note(fields: Fields, key: str, most: int) -> str | None:
     return text
 
 
-def _read_size(fields: Fields, key: str) -> int | None:
+def read_size(fields: Fields, key: str) -> int | None:
+    """Return the bytes of a field such as ``512Mi``, None without it; raise ManifestError."""
     if not fields.has(key):
         return None
     size = parse_size(fields.get(key))

@@ -32,6 +32,7 @@ from streambroker_operator.cli.io.targets import (
 )
 from streambroker_operator.cli.output.table import as_yaml, shorten
 
+QUOTA = "/quota"
 MAX_NEAREST = 5
 """Maximum number of unconnected pairs shown."""
 MAX_ROUTES = 20
@@ -101,7 +102,7 @@ def _describe_resource(broker: Broker, kind: str, item: Item) -> str:
         f"Created:     {metadata.get('creationTimestamp', '-')} "
         f"({terminal.format_age(metadata.get('creationTimestamp'))} ago)",
         *_block("Spec", as_yaml([displayed_spec]).rstrip("\n").split("\n")),
-        *_block("Status", _status(status)),
+        *_block("Status", [*_status(status), *_quota(broker, metadata["namespace"])]),
         *_block(
             "Routes", _truncate([_route_line(route, kind) for route in routes], f"routes {key}")
         ),
@@ -162,7 +163,24 @@ def _status(status: Item) -> list[str]:
         lines.append(f"Schema:   version {version['number']}{since}")
     if status.get("ring"):
         lines.append(f"Ring:     {status['ring']}")
-    return [*lines, f"Matches:  {status.get('matches', 0)}"]
+    lines.append(f"Matches:  {status.get('matches', 0)}")
+    return [terminal.one_line(line) for line in lines]
+
+
+def _quota(broker: Broker, namespace: str) -> list[str]:
+    """Return the use of a namespace's quota; none if there is no quota, or an older broker."""
+    try:
+        quota = broker.connection.call("GET", QUOTA, namespace=namespace)
+    except BrokerError as error:
+        if error.status not in (403, 404):
+            raise
+        return []
+    lines = []
+    for name, write in (("ports", str), ("bytes", terminal.format_size)):
+        used, limit = quota[name]["used"], quota[name]["limit"]
+        if limit is not None:
+            lines.append(f"Quota:    {namespace} uses {write(used)} of {write(limit)} {name}")
+    return lines
 
 
 def _nearest_unmatched(

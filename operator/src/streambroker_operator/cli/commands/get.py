@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -287,7 +286,7 @@ class _WatchTable:
         elif self._output == "yaml":
             print_text("---\n" + table.as_yaml([body]))
         else:
-            print_text(json.dumps(body, ensure_ascii=False) + "\n")
+            print_text(table.as_json(body, indent=None))
 
 
 def _watch(options: argparse.Namespace) -> int:
@@ -305,7 +304,7 @@ def _watch(options: argparse.Namespace) -> int:
             continue
         if options.output == "json":
             body = {"event": event.name, **event.data}
-            print_text(json.dumps(body, ensure_ascii=False) + "\n")
+            print_text(table.as_json(body, indent=None))
         else:
             print_text(_event_line(event, datetime.now().astimezone()))
     return OK

@@ -111,6 +111,7 @@ def _run(options: argparse.Namespace) -> int:
         page=not options.no_ui,
         peek=not options.no_peek,
         lineage=lineage_target(options),
+        quotas=options.quotas,
         drain_s=options.drain,
     )
     broker = ClusterBroker(settings)

@@ -275,6 +275,7 @@ COLUMNS: Columns[Item] = {
     "LAG BYTES": lambda route: _format_known(format_size, route["lagBytes"]),
     "LAG TIME": lambda route: _format_known(format_duration, route["lagSeconds"]),
     "BLOCKED": lambda route: _format_known(format_duration, route["blockedSeconds"]),
+    "THROTTLED": lambda route: _format_known(format_duration, route.get("throttledSeconds")),
     "FILTERED": lambda route: _format_number(route["filteredRows"]),
     "DROPPED": lambda route: _format_number(route["droppedRows"]),
     "LOST": lambda route: _format_number(route["lostRows"]),

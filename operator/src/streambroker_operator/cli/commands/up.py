@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streambroker_client.errors import BrokerError
+from streambroker_core.errors import StreambrokerError
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import (
     add_output,
@@ -23,6 +25,7 @@ from streambroker_telemetry import logs
 
 if TYPE_CHECKING:
     from streambroker_client.connection import Connection
+    from streambroker_core.wire.manifests.quotas import Quotas
     from streambroker_operator.lineage import LineageTarget
 
 MAX_TCP_PORT = 65_535
@@ -76,6 +79,12 @@ def add_broker_options(command: argparse.ArgumentParser) -> None:
         metavar="DEBUG|INFO|WARNING",
     )
     logs.add_option(command)
+    command.add_argument(
+        "--quotas",
+        type=_parse_quotas,
+        metavar="JSON",
+        help="""quotas by namespace, * for the others: '{"*": {"ports": 100}}'""",
+    )
     command.add_argument("--no-ui", action="store_true", help="serve no page at /ui/")
     command.add_argument("--no-peek", action="store_true", help="show rows of exports to no caller")
     command.add_argument(
@@ -150,6 +159,15 @@ def lineage_target(options: argparse.Namespace) -> LineageTarget | None:
     return LineageTarget(url=options.lineage_url, namespace=options.lineage_namespace, token=token)
 
 
+def _parse_quotas(text: str) -> Quotas:
+    from streambroker_core.wire.manifests.quotas import read_quotas
+
+    try:
+        return read_quotas(json.loads(text))
+    except (ValueError, StreambrokerError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not quotas in JSON: {error}") from error
+
+
 def _up(options: argparse.Namespace) -> int:
     import asyncio
 
@@ -171,6 +189,7 @@ def _up(options: argparse.Namespace) -> int:
         page=not options.no_ui,
         peek=not options.no_peek,
         lineage=lineage_target(options),
+        quotas=options.quotas,
     )
     asyncio.run(serve(broker, lambda url: print_line(options, _greeting(url, options))))
     return OK

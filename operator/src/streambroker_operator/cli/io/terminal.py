@@ -74,6 +74,11 @@ def one_line(text: str) -> str:
     return sanitise(" ".join(text.split("\n")))
 
 
+def is_printable(text: str) -> bool:
+    """Return whether a text has no terminal control characters; line ends are none."""
+    return text.replace("\n", "").isprintable()
+
+
 def sanitise(text: str) -> str:
     """Return a text without terminal control characters; line ends stay."""
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 import yaml
 
+from streambroker_operator.cli.io.terminal import is_printable
+
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(
     r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
@@ -90,5 +92,15 @@ def load_all(text: str) -> list[Any]:
 
 
 def dump_all(documents: Sequence[object]) -> str:
-    """Return documents as YAML that loads as the same values."""
-    return str(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+    """Return documents as YAML that loads as the same values.
+
+    With control characters for terminals, all that is not ASCII is escaped.
+    """
+    text = _dump(documents, allow_unicode=True)
+    return text if is_printable(text) else _dump(documents, allow_unicode=False)
+
+
+def _dump(documents: Sequence[object], *, allow_unicode: bool) -> str:
+    return str(
+        yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=allow_unicode)
+    )

@@ -7,7 +7,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from streambroker_operator.cli.io.targets import SINGULAR, Item, item_names, port_text
-from streambroker_operator.cli.io.terminal import Colour, format_age, one_line, paint, print_text
+from streambroker_operator.cli.io.terminal import (
+    Colour,
+    format_age,
+    is_printable,
+    one_line,
+    paint,
+    print_text,
+)
 
 R = TypeVar("R")
 Columns: TypeAlias = Mapping[str, Callable[[R], str]]
@@ -119,9 +126,10 @@ def qualified_name(kind: str, item: Item, everywhere: bool) -> str:
     return item_names(kind, item)[with_namespace if everywhere else 0]
 
 
-def as_json(body: object) -> str:
-    """Return indented JSON."""
-    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+def as_json(body: object, indent: int | None = 2) -> str:
+    """Return JSON; control characters for terminals are escaped."""
+    text = json.dumps(body, indent=indent, ensure_ascii=False)
+    return (text if is_printable(text) else json.dumps(body, indent=indent)) + "\n"
 
 
 def as_yaml(documents: Sequence[object]) -> str:

@@ -154,6 +154,7 @@ POLICIES: Mapping[tuple[str, str], PathPolicy] = {
     ),
     ("GET", f"{paths.API}/top"): _LIST_POLICY,
     ("GET", paths.GRAPH): _LIST_POLICY,
+    ("GET", paths.QUOTA): _LIST_POLICY,
     ("GET", paths.HISTORY): _LIST_POLICY,
     ("GET", paths.NAMES): _LIST_POLICY,
     ("POST", paths.CHECK): _LIST_POLICY,

@@ -51,7 +51,12 @@ GAUGES: Mapping[str, _Family] = {
     "namespace_followed": _Family(
         "1 if resources of a watched namespace can be listed.", ("kind", "watched")
     ),
+    "broker_certificate_expiry_timestamp_seconds": _Family(
+        "When a certificate of the broker ends.", ("use",)
+    ),
     "resources": _Family("Exports and Imports.", ("kind", "state")),
+    "quota_limit": _Family("Quota of a namespace.", ("of", "resource")),
+    "quota_used": _Family("What it uses of the quota.", ("of", "resource")),
     "agents": _Family("Registered agents.", ("state",)),
     "reported_routes": _Family("Routes that agents report.", ("state",)),
     "lineage_pending": _Family("Jobs and datasets whose lineage is still to be sent."),

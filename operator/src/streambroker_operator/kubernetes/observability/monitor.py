@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 from streambroker_core.board import BoardEvent, ExportApplied, ImportApplied
-from streambroker_core.model import AnyKind, Kind
+from streambroker_core.model import AnyKind, Kind, Resource
 from streambroker_core.wire.manifests.ports import OBJECTS
 from streambroker_operator.cooperative import loop_time
 from streambroker_operator.kubernetes.auth.token_review import ReviewClient
@@ -37,6 +37,7 @@ class BrokerMonitor:
         closing: whether the broker is stopping.
         reports: reports of agents; None until REST is set up.
         lineage: sends the graph; None if it has no receiver.
+        certificate_ends: functions that return when a certificate ends, by its use; 0 without one.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class BrokerMonitor:
         self.closing = False
         self.reports: Reports | None = None
         self.lineage: LineageSender | None = None
+        self.certificate_ends: dict[str, Callable[[], float]] = {}
         self.metrics = Metrics(self._read_values)
         self._runtime: Runtime
         self._status: StatusController
@@ -120,6 +122,10 @@ class BrokerMonitor:
                 for kind, feed in feeds.items()
                 for namespace in self._namespaces
             },
+            "broker_certificate_expiry_timestamp_seconds": {
+                (use,): end for use, read in self.certificate_ends.items() if (end := read())
+            },
+            **self._count_quotas(),
             "resources": self._count_resources(),
             "agents": self._count_agents(),
             "reported_routes": {(state,): count for state, count in reported.items()},
@@ -154,6 +160,18 @@ class BrokerMonitor:
             **{(OBJECTS[kind], "refused"): refused[kind] for kind in kinds},
             **{(OBJECTS[kind], "accepted"): count[kind] - refused[kind] for kind in kinds},
         }
+
+    def _count_quotas(self) -> Mapping[str, Labelled]:
+        """Return quota and use of each namespace that has a quota and a port."""
+        board = self._runtime.board
+        resources: list[Resource] = [*board.iter_exports(), *board.iter_imports()]
+        limits, used = dict[tuple[str, str], float](), dict[tuple[str, str], float]()
+        for of in {one.key.namespace for one in resources} if board.quotas.by_namespace else ():
+            quota, usage = board.quotas.find(of), board.usage(of)._asdict()
+            for resource, limit in (("ports", quota.ports), ("bytes", quota.bytes)):
+                if limit is not None:
+                    limits[of, resource], used[of, resource] = limit, usage[resource]
+        return {"quota_limit": limits, "quota_used": used}
 
     def _count_differences(self) -> Labelled:
         differences: Counter[tuple[AnyKind, str]] = Counter()

@@ -274,7 +274,9 @@ class PortReconciler:
             damaged=self._reports.damage.find(resource.key) if is_export else "",
             storage=self._reports.storage.find(resource.key),
             schema=self._reports.schemas.find(resource.key),
-            healthy=self._reports.healthy(kind_of(resource), resource.key, published),
+            healthy=self._reports.healthy(kind_of(resource), resource.key, published)
+            if self._is_registered(resource.key.owner)
+            else None,
         )
 
     def agent_state(self, pe: PeKey) -> AgentState:

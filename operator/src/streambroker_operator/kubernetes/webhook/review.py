@@ -1,8 +1,9 @@
 """Answers the API server's admission reviews: may a resource be stored?
 
 - A resource is rejected by the same code and with the same message as by REST.
-- Only errors within a resource lead to a rejection. Errors that depend on other resources are
-  warnings: those may be about to change, for instance in the same `kubectl apply`.
+- Only errors within a resource, and a quota that is used up, lead to a rejection. Other errors that
+  depend on other resources are warnings: those may be about to change, for instance in the same
+  `kubectl apply`.
 - Only a new spec is checked. Deletions, statuses and metadata always pass.
 """
 
@@ -19,6 +20,7 @@ from streambroker_core.diagnose import BoardOverlay, find_put_problem
 from streambroker_core.errors import StreambrokerError, pointer_lines
 from streambroker_core.model import AnyKind, Rule
 from streambroker_core.wire.manifests.ports import OBJECTS
+from streambroker_core.wire.manifests.quotas import QuotaExceededError
 from streambroker_operator.kubernetes.client.documents import Document
 from streambroker_operator.kubernetes.watch.observed_cache import parse_resource
 
@@ -103,8 +105,17 @@ def _judge(candidate: Document, board: BoardReader) -> Verdict:
     # Without a uid the check includes the ownership of the port.
     proposed = replace(resource, uid="")
     problem = find_put_problem(BoardOverlay(board), proposed) if board.synced else None
+    if isinstance(problem, QuotaExceededError):
+        return _denial(problem, spec)
     # Warnings must be a single line: API servers drop others.
-    return {} if problem is None else {"warnings": [" ".join(str(problem).split())]}
+    if problem is not None:
+        return {"warnings": [" ".join(str(problem).split())]}
+    namespace, quota = resource.key.namespace, board.quotas.find(resource.key.namespace)
+    if not quota.limits_ports:
+        return {}
+    overlay = BoardOverlay(board)
+    overlay.put(resource)
+    return {"warnings": list(quota.warnings(namespace, overlay.usage(namespace)))}
 
 
 def _denial(error: StreambrokerError, spec: object) -> Verdict:

@@ -28,6 +28,7 @@ from streambroker_operator.errors import OpenError, RequestError
 from streambroker_operator.kubernetes.client.documents import WebhookClient
 from streambroker_operator.kubernetes.client.objects import Objects, StaleError
 from streambroker_operator.kubernetes.webhook.review import ReviewAnswer
+from streambroker_operator.security.certificate import read_end
 from streambroker_operator.security.self_signed import (
     CA,
     is_valid_for,
@@ -62,6 +63,7 @@ class Webhook:
 
     Attributes:
         tls: TLS context; without certificate until `run` has read it.
+        valid_until: when the certificate ends, in Unix seconds; 0 without one.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Webhook:
         self._configuration = configuration
         self._path = f"/reviews/{hmac.new(key, b'webhook', hashlib.sha256).hexdigest()[:32]}"
         self._served_pair: Mapping[str, bytes] = {}
+        self.valid_until = 0.0
         self.tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.tls.minimum_version = ssl.TLSVersion.TLSv1_2
         self.app = web.Application(client_max_size=MAX_BODY)
@@ -127,7 +130,7 @@ class Webhook:
             with tempfile.TemporaryDirectory() as folder:
                 _write(Path(folder), pair)
                 _load(self.tls, Path(folder))
-            self._served_pair = pair
+            self._served_pair, self.valid_until = pair, read_end(pair["tls.crt"].decode())
             _log.info("resources are reviewed before they are stored, by %s", self._configuration)
 
     async def _get_pair(self, names: list[str]) -> Mapping[str, bytes]:

@@ -63,7 +63,10 @@ FULL_PERCENT = 80
 STATES = ("waits", "full", "ended", "away", "reads")
 _LARGEST = 2**63 - 1
 _MAXIMA = ("lagEpochs", "lagRows", "lagBytes", "lagSeconds", "stalledSeconds", "congestion")
-_SUMS = ("filtered", "droppedRows", "lostRows", "duplicateRows", "blockedSeconds", "releasedPlans")
+_SUMS = (
+    *("filtered", "droppedRows", "lostRows", "duplicateRows", "blockedSeconds", "releasedPlans"),
+    "throttledSeconds",
+)
 _PUBLISHED_SUMS = ("filteredRows", *_SUMS[1:])
 
 routes = web.RouteTableDef()
@@ -383,7 +386,9 @@ async def put_report(request: web.Request) -> web.Response:
     reported = ReportedPorts(report.damaged, report.storage, report.health, report.schemas)
     changed = ports.apply_report(pe, reported)
     request.app[RUNTIME].change_log.publish_reported(changed)
-    response = json_answer({"again": request.app[REPORTS].store(pe, report)})
+    quota = request.app[RUNTIME].board.quotas.find(pe.namespace)
+    rates = {"reader": quota.reader_rate, "job": quota.job_rate}
+    response = json_answer({"again": request.app[REPORTS].store(pe, report), "rates": rates})
     response[QUIET] = True
     return response
 

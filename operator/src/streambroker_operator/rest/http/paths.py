@@ -34,6 +34,7 @@ APPLY = f"{API}/apply"
 EXPLAIN = f"{API}/explain"
 WHATIF = f"{API}/whatif"
 
+QUOTA = f"{API}/quota"
 GRAPH = f"{API}/graph"
 HISTORY = f"{API}/history"
 CHECK = f"{API}/check"

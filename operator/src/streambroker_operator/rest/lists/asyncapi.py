@@ -9,11 +9,15 @@ from aiohttp import web
 
 from streambroker_core.catalog.asyncapi import asyncapi_document
 from streambroker_core.model import Export
+from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.guard.rate_limits import caller_name
 from streambroker_operator.rest.http.paths import ASYNCAPI
 from streambroker_operator.rest.http.requests import parse_namespace_or_all
 from streambroker_operator.rest.http.responses import encode_long
 from streambroker_operator.rest.lists.list_cache import LIST_CACHES, ListedPort
+
+MAX_EXPORTS = 10_000
+"""Maximum number of Exports in a document, as in a page of a list."""
 
 routes = web.RouteTableDef()
 
@@ -27,6 +31,13 @@ async def get_asyncapi(request: web.Request) -> web.Response:
 
     def build() -> bytes:
         ports: tuple[ListedPort, ...] = cached.in_namespace(namespace)
+        if len(ports) > MAX_EXPORTS:
+            raise RequestError(
+                422,
+                "CatalogTooLarge",
+                f"There are {len(ports):,} exports in {namespace!r}, and a document has at most"
+                f" {MAX_EXPORTS:,}. Ask for one namespace at a time, or list the exports in pages.",
+            )
         resources = (port.stored.resource for port in ports)
         exports = [one for one in resources if isinstance(one, Export)]
         title = "streambroker" if namespace == "*" else f"streambroker {namespace}"

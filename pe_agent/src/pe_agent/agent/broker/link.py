@@ -124,6 +124,7 @@ class BrokerLink:
             lambda report: (
                 self._client.request("PUT", f"{self._registrar.path}/report", report).body
             ),
+            agent.throttle.set_rates,
         )
         agent.rule_state.on_report = self._reporter.report_soon
         agent.problems.on_change = self._reporter.report_soon

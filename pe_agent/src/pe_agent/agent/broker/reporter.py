@@ -147,6 +147,7 @@ def _report_reader(id_: str, reader: Mapping[str, Any]) -> dict[str, Any]:
         "lagSeconds": int(reader["lagSeconds"]),
         "stalledSeconds": int(reader["stalledSeconds"]),
         "blockedSeconds": int(reader["blockedSeconds"]),
+        "throttledSeconds": reader.get("throttledSeconds", 0),
         **{name: reader[name] for name in _COPIED_FIELDS},
     }
 
@@ -182,9 +183,11 @@ class StatusReporter:
         self,
         status: Callable[[], Mapping[str, Any]],
         send: Callable[[dict[str, Any]], Any],
+        set_rates: Callable[[float | None, float | None], None] = lambda reader, job: None,
     ) -> None:
         self._status = status
         self._send = send
+        self._set_rates = set_rates
         self._polled = threading.Event()
         self._closed = threading.Event()
         self._report_requested = threading.Event()
@@ -218,6 +221,8 @@ class StatusReporter:
         """Send one report; return the seconds until the next one."""
         try:
             response = self._send(build_report(self._status()))
+            rates = response.get("rates") or {}
+            self._set_rates(rates.get("reader"), rates.get("job"))
             return min(MAX_INTERVAL_SECONDS, max(0.5, float(response["again"])))
         except Exception as error:
             # Reports are informational: no error may disturb anything else.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +117,12 @@ class QueryGates:
             queries = self._queries.values()
             of = [q for q in queries if q.id == query or (not q.id and export in q.exports)]
             return {reader for q in of for reader in q.readers}
+
+    def runs_of(self, readers: Collection[str]) -> set[str]:
+        """Return the runs of the queries that have one of the readers."""
+        with self._lock:
+            queries = list(self._queries.values())
+        return {q.run for q in queries if q.run and not q.readers.isdisjoint(readers)}
 
     def begin_call(self, frame: str | None, import_: str, reader: str) -> OffsetCall:
         """Register a reader's call for its next offset."""

@@ -65,11 +65,12 @@ class OffsetPlanner:
         self.snapshots = Snapshots(state)
         self._plans = PlanRequests(state)
 
-    def leave(self, reader: str, session: str) -> None:
-        """Release the lease of a source process that has ended; its claims last for ``grace``."""
+    def leave(self, reader: str, session: str) -> ImportReader | None:
+        """Release a lease as `ImportReaders.release` does; the claims last for ``grace``."""
         known = self.state.readers.release(reader, session)
         if known is not None:
             self.state.report_leaves(known)
+        return known
 
     def begin_query(self, request: QueryBegin) -> QueryEnded:
         """Register a running query; return whether all its readers have ended."""

@@ -213,6 +213,13 @@ class ImportReaders:
         reader = self._readers[id_] = ImportReader(id=id_, import_=import_)
         return reader
 
+    def has_room(self) -> bool:
+        """Return whether another reader can be added."""
+        now = time.monotonic()
+        with self._lock:
+            readers = self._readers.values()
+            return len(readers) < self.max_readers or any(r.lease_expires <= now for r in readers)
+
     def renew(self, id_: str, session: str) -> bool:
         """Renew a lease; False if another process has it."""
         with self._lock:

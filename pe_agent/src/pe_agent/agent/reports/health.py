@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from pe_agent.agent.state.store import Store
+from streambroker_core.ledger.planner import ReadersExceededError
 from streambroker_core.model import Kind, port_of
 from streambroker_core.wire.reports.health import (
     MAX_PORTS,
@@ -27,7 +28,7 @@ from streambroker_core.wire.reports.health import (
 from streambroker_core.wire.reports.storage_status import StorageStatus, stored_state
 
 RECOVERED_SECONDS = 30.0
-"""How long a later run has to live until a failure is over: one that fails again ends before."""
+"""How long a later run that does not end has to live until a failure is over."""
 LOSS_SECONDS = 3_600.0
 """How long after the last lost rows a loss is over."""
 REFUSED_SECONDS = 30.0
@@ -36,7 +37,7 @@ SIDE_WAIT_SECONDS = 300.0
 """How long rows have to wait for a side input."""
 MAX_NAMED = 5
 """Failed rules that a message names."""
-FINAL_CODES = ("DataLoss", "ReadersExceeded")
+FINAL_CODES = ("DataLoss", ReadersExceededError.code)
 """Errors of reads after which a query ends."""
 _UNKNOWN_CODES = ("Failed", "QueryFailed")
 """Codes of a failure whose cause the driver does not know."""
@@ -49,7 +50,7 @@ class _Failure:
     """A failed query of a port.
 
     Attributes:
-        others: runs of the port that lived when it failed; none of them is its end.
+        others: the failed run, and runs of the port that lived then; none of them is its end.
         since: since when later runs live (monotonic), by run.
     """
 
@@ -69,12 +70,21 @@ class PortProblems:
         self,
         store: Store,
         find_runs: Callable[[PortId], Collection[str]],
+        has_room: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Restore the failures; ``find_runs`` returns the runs of a port that live now."""
+        """Restore the failures.
+
+        Args:
+            store: of the agent.
+            find_runs: returns the runs of a port that live now.
+            has_room: returns whether another reader would be accepted.
+            clock: monotonic seconds.
+            wall_clock: seconds since 1970.
+        """
         self.on_change: Callable[[], None] = lambda: None
-        self._store, self._find_runs = store, find_runs
+        self._store, self._find_runs, self._has_room = store, find_runs, has_room
         self._clock, self._wall_clock = clock, wall_clock
         self._lock = threading.Lock()
         stored: list[list[str]] = store.value(_STORED, json.loads, [])
@@ -84,15 +94,20 @@ class PortProblems:
         }
         self._losses: dict[str, tuple[HealthState, float]] = {}
 
-    def note_failure(self, ports: Iterable[PortId], code: str, message: str) -> None:
-        """Record that a query of ports has failed; a repeated failure keeps its first text."""
+    def note_failure(self, ports: Iterable[PortId], code: str, message: str, run: str = "") -> None:
+        """Record that a run of ports has failed; a repeated failure keeps its first text."""
         at = self._format_now()
+        over = (
+            "another reader is accepted."
+            if code == ReadersExceededError.code
+            else f"a query has run for {RECOVERED_SECONDS:.0f} s, or has ended without an error."
+        )
         with self._lock:
             before = {port: failure.state for port, failure in self._failures.items()}
             for port in ports:
                 text = (
                     f"A query that {_NAMES[port[0]]} failed at {at}: {message} This is over once"
-                    f" a query has run for {RECOVERED_SECONDS:.0f} s."
+                    f" {over}"
                 )
                 known = before.get(port)
                 # The driver knows the code of our own errors only; the agent may have noted theirs.
@@ -100,7 +115,17 @@ class PortProblems:
                 state = known if keeps else None
                 state = state or HealthState(reason=code, message=text)
                 if len(self._failures) < MAX_PORTS or port in self._failures:
-                    self._failures[port] = _Failure(state, frozenset(self._find_runs(port)))
+                    others = frozenset((*self._find_runs(port), run))
+                    self._failures[port] = _Failure(state, others)
+            self._save_if_changed(before)
+
+    def note_end(self, ports: Iterable[PortId], run: str) -> None:
+        """Record that a run of ports has ended without an error: earlier failures are over."""
+        with self._lock:
+            before = {port: failure.state for port, failure in self._failures.items()}
+            for port in ports:
+                if port in self._failures and run not in self._failures[port].others:
+                    del self._failures[port]
             self._save_if_changed(before)
 
     def note_loss(self, import_: str) -> None:
@@ -122,17 +147,17 @@ class PortProblems:
 
     def tick(self) -> None:
         """Forget what is over."""
-        now = self._clock()
+        now, has_room = self._clock(), self._has_room()
         with self._lock:
             losses = {port: loss for port, loss in self._losses.items() if loss[1] > now}
             has_fewer_losses = len(losses) < len(self._losses)
             self._losses = losses
             before = {port: failure.state for port, failure in self._failures.items()}
             for port, failure in list(self._failures.items()):
-                runs = frozenset(self._find_runs(port))
-                failure.others &= runs
-                failure.since = {one: failure.since.get(one, now) for one in runs - failure.others}
-                if any(now - since >= RECOVERED_SECONDS for since in failure.since.values()):
+                later = frozenset(self._find_runs(port)) - failure.others
+                failure.since = {one: failure.since.get(one, now) for one in later}
+                is_over = any(now - at >= RECOVERED_SECONDS for at in failure.since.values())
+                if is_over or (failure.state.reason == ReadersExceededError.code and has_room):
                     del self._failures[port]
             self._save_if_changed(before)
         if has_fewer_losses:

@@ -78,6 +78,10 @@ _ROUTE_METRICS: Mapping[str, _Metric] = {
         "Seconds that the export has waited for a reader.",
         "blockedSeconds",
     ),
+    "route_throttled_seconds_total": (
+        "Seconds for which blocks were delayed to keep a rate.",
+        lambda r: r.get("throttledSeconds", 0),
+    ),
     "route_released_plans_total": (
         "Plans that ended because their reader was away.",
         "releasedPlans",

@@ -201,9 +201,12 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             schema = self._reader.schema_for(visible, read)
         except Exception as error:
             raise self._to_flight_error(error, "get") from None
-        blocks = self._trace(request, self._reader.read_batches(export, later, schema, visible))
-        sent = self._reader.sent_schema(schema, read, visible)
-        return flight.GeneratorStream(sent, self._send(blocks))
+        blocks = self._reader.read_batches(export, later, schema, visible)
+        import_ = self._agent.import_of(request, read.reader)
+        sent = self._agent.throttle.delay(self._trace(request, blocks), read.reader, import_)
+        return flight.GeneratorStream(
+            self._reader.sent_schema(schema, read, visible), self._send(sent)
+        )
 
     def _trace(self, ticket: Mapping[str, Any], blocks: Iterable[SentBlock]) -> Iterable[SentBlock]:
         tracing = self._agent.tracing
