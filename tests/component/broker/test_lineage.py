@@ -92,7 +92,8 @@ async def test_a_change_that_lineage_does_not_show_sends_nothing(tmp_path: Path)
         await got.until_named(IMPORTER, 1)
         assert await true(lambda: sender.pending == 0)
         before = len(got.events)
-        await rest("PATCH", FEED, {"spec": {"buffer": {"maxBytes": "1Gi"}}})
+        changed = await rest("PATCH", FEED, {"spec": {"schemaPolicy": "none"}})
+        assert changed.body["changed"]
         await rest("PUT", "/job/last/pe/0/import/in", IMPORT)
         await got.until_named("default.last.0", 1)
 
@@ -204,6 +205,26 @@ async def test_a_broker_that_starts_sends_everything_once(tmp_path: Path) -> Non
 
         assert sorted(map(name_of, got.events)) == [IMPORTER, EXPORTER, DATASET]
         assert got.tokens == {"Bearer t"}
+
+
+async def test_a_broker_that_does_not_lead_sends_nothing_and_all_of_it_once_it_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with receiver() as got, sending(tmp_path / "db", got) as (rest, sender):
+        await connect(rest)
+        await got.until_named(IMPORTER, 1)
+        assert await true(lambda: sender.pending == 0)
+        before = len(got.events)
+        with monkeypatch.context() as led:
+            led.setattr(sender, "_leads", lambda: False)
+            await rest("PUT", "/job/last/pe/0/import/in", IMPORT)
+            assert await true(lambda: not sender._sent)
+            assert len(got.events) == before
+        await got.until_named("default.last.0", 1)
+        assert await true(lambda: sender.pending == 0)
+
+        names = [EXPORTER, IMPORTER, DATASET, "default.last.0"]
+        assert sorted(map(name_of, got.events[before:])) == sorted(names)
 
 
 async def test_a_reader_of_changes_that_falls_behind_starts_over(
