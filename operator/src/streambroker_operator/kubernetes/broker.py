@@ -164,7 +164,7 @@ class ClusterBroker:
             await self.stop()
             raise
         self._monitor.beat()
-        self._push_metrics()
+        self._telemetry = _push_metrics(settings.pod, self._monitor)
         components += [
             self.feeder.run(
                 self._monitor.observed(self.runtime.feed.deliver), self.runtime.feed.load
@@ -181,20 +181,6 @@ class ClusterBroker:
         if settings.lineage is not None:
             self._monitor.lineage = LineageSender(settings.lineage)
             self._monitor.lineage.start(self.runtime, self._leads)
-
-    def _push_metrics(self) -> None:
-        """Send the metrics by OTLP, if the environment asks for it; the loop reads them."""
-        pod, loop = self._settings.pod, asyncio.get_running_loop()
-        self._telemetry = otlp.start({"service.name": "streambroker", "service.instance.id": pod})
-        if self._telemetry is None:
-            return
-
-        async def collect() -> list[otlp.Family]:
-            return self._monitor.metrics.families()
-
-        self._telemetry.push_metrics(
-            lambda: asyncio.run_coroutine_threadsafe(collect(), loop).result(COLLECT_S)
-        )
 
     def _build(self, objects: Objects, reviews: ReviewClient, secret: bytes) -> None:
         settings, machine = self._settings, Board()
@@ -434,3 +420,19 @@ class ClusterBroker:
 
 
 __all__ = ["ClusterBroker", "Settings"]
+
+
+def _push_metrics(pod: str, monitor: BrokerMonitor) -> otlp.Telemetry | None:
+    """Send the metrics by OTLP, if the environment asks for it; the loop reads them."""
+    telemetry = otlp.start({"service.name": "streambroker", "service.instance.id": pod})
+    if telemetry is None:
+        return None
+    loop = asyncio.get_running_loop()
+
+    async def collect() -> list[otlp.Family]:
+        return monitor.metrics.families()
+
+    telemetry.push_metrics(
+        lambda: asyncio.run_coroutine_threadsafe(collect(), loop).result(COLLECT_S)
+    )
+    return telemetry

@@ -82,8 +82,6 @@ class OffsetPlanner:
         readers = self.queries.readers_of(query or "")
         return {port_of(self.state.readers[r].import_) for r in readers if r in self.state.readers}
 
-    # -- the next offset ---------------------------------------------------------------------
-
     def next_offset(self, request: ReaderNext) -> NextOffset | Busy:
         """Answer ``latestOffset``.
 
@@ -328,8 +326,6 @@ class OffsetPlanner:
         pruned = forget_streams(end, excess)
         self.state.readers.forget(reader, excess)
         return without_exports(pruned, find_never_read(pruned, heads, reader.export_by_stream))
-
-    # -- status ------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Return the status of readers by import, agents that are away, refusals and queries."""
