@@ -91,6 +91,19 @@ def test_a_lossy_reader_of_a_lost_log_goes_on_with_what_was_published_since() ->
     assert answer.planned[0].lost == (2, None)
 
 
+def test_epochs_removed_since_a_lost_log_are_counted_once() -> None:
+    made = ledger(max_bytes=100)
+    for batch in range(6, 10):  # batch 5 was in the lost log alone
+        put(made, "B", batch=batch)
+    made.retention.sweep(0)
+    assert retained(made, "B") == [3]
+    asked = ask(
+        {"A": 5}, has_opened=True, own_streams=frozenset({"A"}), last=(QUERY, 4), skip_lost=True
+    )
+    (plan,) = made.planner.plan(asked, 0).planned
+    assert (plan.from_, plan.lost) == (3, (4, None))
+
+
 def test_how_much_of_a_lost_log_is_missing_is_not_known_where_another_query_publishes() -> None:
     made = ledger()
     put(made, "B", 1, batch=0, query="other")

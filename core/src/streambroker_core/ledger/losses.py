@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.epochs import RestoredLog, Stream, holes
+from streambroker_core.ledger.epochs import Epoch, RestoredLog, Stream, holes
 from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.ledger.plan_budget import is_republished
 from streambroker_core.ledger.retention import Reader
@@ -60,7 +60,7 @@ def count_lost_between(
 ) -> int | None:
     """Return the minimum number of epochs missing between a lost log and the present one.
 
-    None while nothing new has been published. Raises `DataLossError` if a reader that does
+    Epochs that the present one has had and removed are not among them. None while nothing new has been published. Raises `DataLossError` if a reader that does
     not skip losses may have missed epochs.
     """
     if restored is not None and not (reader.is_dropping or request.skip_lost):
@@ -73,8 +73,10 @@ def count_lost_between(
         return None
     same = request.last is not None and first.query == request.last[0]
     between = first.batch - request.last[1] - 1 if request.last is not None and same else 1
-    if between <= 0 or request.skip_lost:
+    if between <= 0:
         return between
+    if request.skip_lost:
+        return max(0, between - _count_removed(streams, first)) if same else between
     raise DataLossError(
         unknown_streams[-1],
         request.positions[unknown_streams[-1]],
@@ -82,6 +84,16 @@ def count_lost_between(
         f"the exporter has lost its log; it continues with batch {first.batch} of query"
         f" {first.query}, the last one read was {request.last}",
     )
+
+
+def _count_removed(streams: Mapping[str, Stream], first: Epoch) -> int:
+    """Return how many epochs the streams had before the first one that they still have."""
+    removed = 0
+    for stream in streams.values():
+        if stream.epochs.get(first.number) is first:
+            break
+        removed += stream.next
+    return removed + first.number
 
 
 def count_skipped(reader: Reader, stream: Stream, request: PlanRequest) -> int:
