@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from streambroker_operator.cli.commands import describe
 from streambroker_operator.cli.commands import top as top_command
 from streambroker_operator.rest.agents import reports
 from support.agents.agents import AgentProcess, leave_two_unread
@@ -320,6 +321,21 @@ async def test_describe_names_the_importer_for_which_an_exporter_waits(cli: Cli)
             shown.append(f"Export default/feed/0/trades waits for {ALERTS}, and" in described)
 
     assert shown == [True, True, False, False]
+
+
+async def test_describe_says_first_that_the_importer_for_which_an_exporter_waits_may_not_run(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = {"instance": "0" * 16, "location": "grpc+tcp://10.0.0.9:4711", "hint": None}
+    assert (await cli.rest("PUT", "/job/alerts/pe/0", agent)).status == 200
+    await report(cli.rest, reader(delivered=1), waiting=True)
+    _, running, _ = await cli("describe", "export", "feed/0/trades")
+    monkeypatch.setattr(describe, "SILENT_S", -1.0)
+    _, silent, _ = await cli("describe", "export", "feed/0/trades")
+
+    remedy = "The agent of default/alerts/0 has not reported for"
+    assert remedy not in running
+    assert silent.index(remedy) < silent.index("increase the Export's buffer.maxBytes")
 
 
 async def test_a_table_of_old_metrics_says_how_old_they_are(cli: Cli, clock: Clock) -> None:

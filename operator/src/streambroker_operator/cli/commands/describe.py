@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from streambroker_client.answers import PeInfo
 from streambroker_client.broker import Broker
 from streambroker_client.errors import BrokerError
 from streambroker_core.wire.reports.health import AS_EXPECTED
@@ -121,14 +122,29 @@ def _describe_resource(broker: Broker, kind: str, item: Item) -> str:
 
 
 def _waiting_advice(broker: Broker, namespace: str, exports: set[str]) -> list[str]:
-    """Return for which imports the exporters of a resource's routes wait."""
+    """Return for which imports the exporters of a resource's routes wait, and what helps."""
     rows = broker.in_namespace(namespace).top().routes if exports else []
+    advice: list[str] = []
+    for row in rows:
+        if row["export"] in exports and route_state(row) == "waits":
+            advice += _absence_advice(broker, row["import"].rpartition("/")[0])
+            advice.append(
+                f"Export {row['export']} waits for {row['import']}, and publishes nothing"
+                " meanwhile: increase the Export's buffer.maxBytes or set its waitLimit, or set"
+                " onCongestion: drop at that Import."
+            )
+    return advice
+
+
+def _absence_advice(broker: Broker, pe: str) -> list[str]:
+    """Return what to do if the agent of a PE that an exporter waits for is silent."""
+    pes = broker.in_namespace(pe.partition("/")[0]).pes()
+    problems = [_silence(one) for one in pes if f"{one.namespace}/{one.job}/{one.pe}" == pe]
     return [
-        f"Export {row['export']} waits for {row['import']}, and publishes nothing meanwhile:"
-        " increase the Export's buffer.maxBytes or set its waitLimit, or set onCongestion: drop at"
-        " that Import."
-        for row in rows
-        if row["export"] in exports and route_state(row) == "waits"
+        f"The agent of {pe} {problem}. If its job does not run, start it again with the same"
+        " checkpoint: within the Export's buffer.grace that loses no row."
+        for problem in problems
+        if problem
     ]
 
 
@@ -245,7 +261,7 @@ def _describe_pe(broker: Broker, kind: str, item: Item) -> str:
         for route in broker.in_namespace(item["namespace"]).routes()
         if key in (route["export"].rpartition("/")[0], route["import"].rpartition("/")[0])
     ]
-    last_contact = terminal.format_age(item.get("seen"))
+    last_contact, silence = terminal.format_age(item.get("seen")), _silence(item)
     lines = [
         f"Name:      {item_names(kind, item)[0]}",
         "Kind:      PE",
@@ -259,21 +275,24 @@ def _describe_pe(broker: Broker, kind: str, item: Item) -> str:
             "Routes",
             _truncate([f"{r['export']} -> {r['import']}  {r['policy']}" for r in routes], "routes"),
         ),
-        *_to_do_block(_silence_advice(item)),
+        *_to_do_block(
+            [f"Its agent {silence}: is the job running, and does it reach the broker?"]
+            if silence
+            else []
+        ),
     ]
     return _text(lines)
 
 
-def _silence_advice(item: Item) -> list[str]:
+def _silence(item: Item | PeInfo) -> str:
+    """Return what is wrong with the reports of a PE's agent; empty if nothing is."""
     if not item["location"]:
-        problem = "has never registered"
-    elif not item.get("seen"):
-        problem = "has not reported since the broker started; agents report every 30 seconds"
-    elif terminal.seconds_since(item["seen"]) > SILENT_S:
-        problem = f"has not reported for {terminal.format_age(item['seen'])}"
-    else:
-        return []
-    return [f"Its agent {problem}: is the job running, and does it reach the broker?"]
+        return "has never registered"
+    if not item["seen"]:
+        return "has not reported since the broker started; agents report every 30 seconds"
+    if terminal.seconds_since(item["seen"]) > SILENT_S:
+        return f"has not reported for {terminal.format_age(item['seen'])}"
+    return ""
 
 
 def _describe_route(broker: Broker, _kind: str, item: Item) -> str:
