@@ -25,7 +25,7 @@ class DataLossError(StreambrokerError):
         super().__init__(
             f"{which} of stream {stream} are gone: {why}. Nothing was skipped;"
             " the query stops here. Restore the exporter's data directory, or start the importer"
-            " with a new checkpoint, or without them: fail_on_data_loss=False."
+            " with a new checkpoint, or continue without them: fail_on_data_loss=False."
         )
 
 

@@ -69,7 +69,7 @@ class BlockReader:
                 if time.monotonic() > until:
                     epochs = [epoch for epoch, _, _ in ticket["pieces"]]
                     raise AgentUnreachableError(
-                        f"{error} Epochs {min(epochs)} to {max(epochs)} of stream {stream} of"
+                        f"{str(error).rstrip('.')}. Epochs {min(epochs)} to {max(epochs)} of stream {stream} of"
                         f" {export} could not be read at agent {pe_of(export)} for"
                         f" {self.reconnect:.0f} s. Nothing was skipped; the batch is repeated when"
                         " the query is started again."
