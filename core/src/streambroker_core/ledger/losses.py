@@ -60,8 +60,9 @@ def count_lost_between(
 ) -> int | None:
     """Return the minimum number of epochs missing between a lost log and the present one.
 
-    Epochs that the present one has had and removed are not among them. None while nothing new has been published. Raises `DataLossError` if a reader that does
-    not skip losses may have missed epochs.
+    Epochs that the present one has had and removed are not among them. None while nothing new has
+    been published. Raises `DataLossError` if a reader that does not skip losses may have missed
+    epochs.
     """
     if restored is not None and not (reader.is_dropping or request.skip_lost):
         _check_restored(restored, streams, request)

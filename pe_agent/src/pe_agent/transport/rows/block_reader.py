@@ -69,8 +69,8 @@ class BlockReader:
                 if time.monotonic() > until:
                     epochs = [epoch for epoch, _, _ in ticket["pieces"]]
                     raise AgentUnreachableError(
-                        f"{str(error).rstrip('.')}. Epochs {min(epochs)} to {max(epochs)} of stream {stream} of"
-                        f" {export} could not be read at agent {pe_of(export)} for"
+                        f"{str(error).rstrip('.')}. Epochs {min(epochs)} to {max(epochs)} of stream"
+                        f" {stream} of {export} could not be read at agent {pe_of(export)} for"
                         f" {self.reconnect:.0f} s. Nothing was skipped; the batch is repeated when"
                         " the query is started again."
                     ) from None
