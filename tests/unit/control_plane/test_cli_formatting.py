@@ -298,7 +298,10 @@ def test_a_route_is_in_one_state(figures: dict[str, Any], state: str) -> None:
 @pytest.mark.parametrize(
     ("figures", "cells"),
     [
-        ({}, ["0%", "0", "0", "0", "0", "0", "0s", "0s", "0", "0", "0", "-", "-", "no", "1s"]),
+        (
+            {},
+            ["0%", "0", "0", "0", "0", "0", "0s", "0s", "0s", "0", "0", "0", "-", "-", "no", "1s"],
+        ),
         (
             {
                 "rowsPerSecond": 1.26,
@@ -309,6 +312,7 @@ def test_a_route_is_in_one_state(figures: dict[str, Any], state: str) -> None:
                 "lagSeconds": 61,
                 "congestion": 42,
                 "blockedSeconds": 7,
+                "throttledSeconds": 90,
                 "filteredRows": 1_000,
                 "droppedRows": 10**6,
                 "lostRows": 3,
@@ -316,13 +320,13 @@ def test_a_route_is_in_one_state(figures: dict[str, Any], state: str) -> None:
             },
             [
                 *("42%", "1.3", "2.0Ki", "12,345", "10,000,000", "1.5Ki", "1m", "7s"),
-                *("1,000", "1,000,000", "3", "1m", "5.0Mi", "no", "1s"),
+                *("1m", "1,000", "1,000,000", "3", "1m", "5.0Mi", "no", "1s"),
             ],
         ),
         (
             {"rowsPerSecond": 1234.5, "lagBytes": 5 << 30, "age": 75.0, "ended": True},
             [
-                *("0%", "1,234", "0", "0", "0", "5.0Gi", "0s", "0s", "0", "0", "0"),
+                *("0%", "1,234", "0", "0", "0", "5.0Gi", "0s", "0s", "0s", "0", "0", "0"),
                 *("-", "-", "yes", "1m"),
             ],
         ),
