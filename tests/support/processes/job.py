@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,9 +51,10 @@ def late(frame: DataFrame, folder: str) -> DataFrame:
 def main(path: str) -> None:
     """Run the plan until a query fails or the process is killed."""
     plan: dict[str, Any] = json.loads(Path(path).read_text())
+    server = os.environ.get("SPARK_REMOTE")
     conf = {
         "spark.driver.memory": "700m",
-        "spark.master": f"local[1,{plan.get('attempts', 1)}]",
+        **({} if server else {"spark.master": f"local[1,{plan.get('attempts', 1)}]"}),
         # A long run is checked by its checkpoints, from the first batch on.
         "spark.sql.streaming.minBatchesToRetain": "100000",
         **plan.get("conf", {}),
