@@ -144,7 +144,8 @@ def _encode(resource: Any, families: Iterable[Family], started: int) -> Any:
 
     def point(labels: Mapping[str, str], value: float | Histogram) -> Any:
         if not isinstance(value, Histogram):
-            return sdk.NumberDataPoint(attributes=labels, value=value, **times)
+            number = +value  # the encoder takes no bool
+            return sdk.NumberDataPoint(attributes=labels, value=number, **times)
         return sdk.HistogramDataPoint(
             attributes=labels,
             count=sum(value.counts),

@@ -220,6 +220,8 @@ def test_a_broker_tells_every_figure_of_the_docs_and_no_others(
     for row in rows:
         (name,), labels, values = (charts.words(cell) for cell in (row[0], row[2], row[3]))
         samples = shown[name]
+        if not samples and "absent without" in row[3]:
+            continue
         assert samples, name
         assert all(set(sample) - {"le"} == set(labels) for sample in samples), name
         reported = {v for sample in samples for k, v in sample.items() if k not in FREE}
