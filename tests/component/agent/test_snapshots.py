@@ -132,7 +132,7 @@ def drilled(agents: Connected, capsys: pytest.CaptureFixture[str]) -> Drilled:
 def test_rows_up_to_the_snapshot_are_exact_and_a_restored_exporter_goes_on(
     drilled: Drilled,
 ) -> None:
-    """The exporter's checkpoint is of the snapshot, too: it fills its next batches anew."""
+    """The exporter's checkpoint is of the snapshot, too: it fills its next batches again."""
     drilled.behind.read_to(drilled.saved * ROWS)
     assert drilled.behind.rows == list(range(drilled.saved * ROWS))
     assert OLDER.search(drilled.ahead.loss())

@@ -51,6 +51,14 @@ async def connect(rest: Rest) -> None:
     await rest("PUT", ALERTS, IMPORT)
 
 
+async def connected(rest: Rest, got: Receiver, sender: LineageSender) -> int:
+    """Connect both jobs, and return how many events that made."""
+    await connect(rest)
+    await got.until_named(IMPORTER, 1)
+    assert await true(lambda: sender.pending == 0)
+    return len(got.events)
+
+
 def imports(event: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what the job of an event reads."""
     facets = [dataset["inputFacets"] for dataset in event["inputs"]]
@@ -74,10 +82,7 @@ async def test_what_is_put_becomes_jobs_and_datasets(tmp_path: Path) -> None:
 
 async def test_a_change_sends_what_it_concerns_and_nothing_else(tmp_path: Path) -> None:
     async with receiver() as got, sending(tmp_path / "db", got) as (rest, sender):
-        await connect(rest)
-        await got.until_named(IMPORTER, 1)
-        assert await true(lambda: sender.pending == 0)
-        before = len(got.events)
+        before = await connected(rest, got, sender)
         await rest("PUT", f"{ALERTS}/filter", {"filter": "price > 20.0"})
         event = await got.until_named(IMPORTER, 2)
         assert await true(lambda: sender.pending == 0)
@@ -88,10 +93,7 @@ async def test_a_change_sends_what_it_concerns_and_nothing_else(tmp_path: Path) 
 
 async def test_a_change_that_lineage_does_not_show_sends_nothing(tmp_path: Path) -> None:
     async with receiver() as got, sending(tmp_path / "db", got) as (rest, sender):
-        await connect(rest)
-        await got.until_named(IMPORTER, 1)
-        assert await true(lambda: sender.pending == 0)
-        before = len(got.events)
+        before = await connected(rest, got, sender)
         changed = await rest("PATCH", FEED, {"spec": {"schemaPolicy": "none"}})
         assert changed.body["changed"]
         await rest("PUT", "/job/last/pe/0/import/in", IMPORT)
@@ -104,10 +106,7 @@ async def test_many_changes_within_the_window_are_one_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with receiver() as got, sending(tmp_path / "db", got) as (rest, sender):
-        await connect(rest)
-        await got.until_named(IMPORTER, 1)
-        assert await true(lambda: sender.pending == 0)
-        before = len(got.events)
+        before = await connected(rest, got, sender)
         with monkeypatch.context() as held:
             held.setattr(sender, "_collect", lambda: None)  # The window does not end yet.
             for price in range(30):
@@ -211,10 +210,7 @@ async def test_a_broker_that_does_not_lead_sends_nothing_and_all_of_it_once_it_l
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with receiver() as got, sending(tmp_path / "db", got) as (rest, sender):
-        await connect(rest)
-        await got.until_named(IMPORTER, 1)
-        assert await true(lambda: sender.pending == 0)
-        before = len(got.events)
+        before = await connected(rest, got, sender)
         with monkeypatch.context() as led:
             led.setattr(sender, "_leads", lambda: False)
             await rest("PUT", "/job/last/pe/0/import/in", IMPORT)
