@@ -178,7 +178,7 @@ $(CLASSES): $(READY) tests/support/spark/class_archive.py
 	  > $(VENV)/classes.txt 2>&1 || { cat $(VENV)/classes.txt; exit 1; }
 
 .PHONY: soak
-soak: $(READY) ## rows flow while all is killed and changed, then all are counted: make soak MINUTES=30
+soak: $(READY) openlineage-schema ## rows flow while all is killed and changed, then all are counted: make soak MINUTES=30
 	PYTHONPATH=tests $(BIN)/python tests/soak.py --minutes $(or $(MINUTES),30) $(SOAK)
 
 # Without KUBECONFIG a node is run here, which takes root and a few packages of Debian: they are asked for first.

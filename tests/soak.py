@@ -1,11 +1,12 @@
 """Let rows flow for long while everything is killed and changed; then count every row.
 
-``python tests/soak.py --minutes 30``: three pairs of queries without a JVM over one pair of agents
-(under ``wait``, with a filter that changes, with a slow importer and a policy that changes), and
-beside them two Spark jobs. At drawn moments a process is killed: a driver, a Python worker, an
-agent, the broker. At the end each batch is compared with the rows that were fed, the counts have to
-be exact, and neither the memory of agents and broker nor the disk of agents may grow in the second
-half.
+``python tests/soak.py --minutes 30``: four pairs of queries without a JVM over one pair of agents
+(under ``wait``, with a filter that changes, with a slow importer and a policy that changes, with
+rows and columns that are withheld), and two Spark jobs. Lineage, traces, metrics by OTLP and quotas
+are on. At random moments a process is killed (a driver, a Python worker, an agent, the broker), or
+a snapshot is taken and checked. At the end each batch is compared with the rows that were fed, the
+counts have to be exact, and neither the memory and descriptors of agents and broker nor the disk of
+agents may grow in the second half.
 """
 
 from __future__ import annotations
@@ -21,13 +22,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from pe_agent.transport.broker_client import BrokerClient
 from streambroker_core.errors import StreambrokerError
+from streambroker_operator.storage import snapshot
 from support.agents import agents
+from support.agents.collector import collecting
+from support.brokers.lineage import receiver_in_thread
 from support.core.drift import drift
 from support.cuts.cast import Cast, kill
 from support.cuts.lanes import FILTERS, Lane, Nature
@@ -40,12 +46,15 @@ NATURES = [
     Nature("steady", "wait", "256Ki", pace=0.2, slow=0.0),
     Nature("changed", "wait", "64Ki", pace=0.3, slow=0.1),
     Nature("slow", "drop", "16Ki", pace=0.2, slow=4.0),
+    Nature("restricted", "wait", "256Ki", pace=0.3, slow=0.0, restricted=True),
 ]
+QUOTAS = {"default": {"ports": 20, "bytes": "50Gi", "readerBytesPerSecond": "20Mi"}}
+SPANS = {"publish", "plan", "read", "deliver"}
 BETWEEN = (3.0, 12.0)
 """Seconds between two deeds."""
 LOOK_SECONDS = 5.0
-BOUNDS = {"rss": (0.08, 12 << 20), "disk": (0.05, 8 << 20)}
-"""By how much each may grow over the second half: a part of what it has there, and bytes."""
+BOUNDS = {"rss": (0.08, 12 << 20), "disk": (0.05, 8 << 20), "descriptors": (0.2, 16)}
+"""By how much each may grow over the second half: a part of what it has, and bytes or a number."""
 EPOCH_BYTES = 3000
 """What an exporter needs for each epoch in its logs when it recovers; it drops most of them then.
 
@@ -68,9 +77,17 @@ class Soak:
     def __init__(self, folder: Path, minutes: float, seed: int, *, spark: bool) -> None:
         self.folder, self.seconds = folder, minutes * 60.0
         self.drawn = random.Random(seed)
+        self._services = ExitStack()
+        self.lineage = self._services.enter_context(receiver_in_thread())
+        self.collector = self._services.enter_context(collecting())
+        os.environ |= {
+            **self.collector.environment(),
+            "OTEL_METRIC_EXPORT_INTERVAL": "5000",
+            "STREAMBROKER_LINEAGE_URL": self.lineage.url,
+        }
         self.pair = SparkPair(folder / "spark", random.Random(seed + 1)) if spark else None
         (folder / "plain").mkdir()
-        self.cast = Cast(folder / "plain")
+        self.cast = Cast(folder / "plain", broker_options=["--quotas", json.dumps(QUOTAS)])
         self.lanes = [Lane(self.cast, nature) for nature in NATURES]
         self.deeds: Counter[str] = Counter()
         self.looks: list[dict[str, Any]] = []
@@ -97,6 +114,7 @@ class Soak:
             if self.pair:
                 self.pair.kill()
             self.cast.end()
+            self._services.close()
 
     def _flow(self) -> None:
         end = self.began + self.seconds
@@ -123,7 +141,7 @@ class Soak:
 
     def _choices(self) -> list[tuple[str, Callable[[], None]]]:
         cast, lane = self.cast, self.drawn.choice(self.lanes)
-        _, changed, slow = self.lanes
+        _, changed, slow, _ = self.lanes
         return [
             ("exporter's agent", cast.exporter.kill),
             ("importer's agent", cast.importer.kill),
@@ -135,6 +153,8 @@ class Soak:
             ("filter changed", lambda: changed.let_filter(self.drawn.choice(list(FILTERS)))),
             ("filter changed", lambda: changed.let_filter(self.drawn.choice(list(FILTERS)))),
             ("policy changed", slow.change_policy),
+            ("snapshot of agent", self._save_agent),
+            ("snapshot of broker", self._save_broker),
         ]
 
     def _do(self, name: str, deed: Callable[[], None]) -> None:
@@ -153,14 +173,36 @@ class Soak:
                 kill(int(reported.name))
                 return
 
+    def _save_agent(self) -> None:
+        """Take a snapshot of the exporter's agent, check and delete it."""
+        broker = BrokerClient(self.cast.broker.url, "default")
+        path = f"/job/feed/pe/0/snapshots/at-{self.deeds.total()}"
+        taken: dict[str, Any] = {}
+
+        def complete() -> bool:
+            taken.update(broker.request("PUT", path).body)
+            return bool(taken["state"] != "running")
+
+        until(complete, END_SECONDS, "a snapshot of the agent", pause_s=0.1)
+        self._check_snapshot(Path(taken["path"]))
+
+    def _save_broker(self) -> None:
+        folder = self.folder / "saved-broker"
+        snapshot.save_broker(self.cast.broker.database, folder)
+        self._check_snapshot(folder)
+
+    def _check_snapshot(self, folder: Path) -> None:
+        snapshot.check(folder)
+        shutil.rmtree(folder)
+
     def _look(self) -> dict[str, Any]:
         agents = {"exporter": self.cast.exporter, "importer": self.cast.importer}
+        pids = {n: a.process.pid for n, a in agents.items() if a.process}
+        pids["broker"] = self.cast.broker.process.pid
         return {
             "seconds": round(time.monotonic() - self.began, 1),
-            "rss": {
-                **{n: resident(a.process.pid) for n, a in agents.items() if a.process},
-                "broker": resident(self.cast.broker.process.pid),
-            },
+            "rss": {n: resident(pid) for n, pid in pids.items()},
+            "descriptors": {n: descriptors(pid) for n, pid in pids.items()},
             "disk": {n: on_disk(a.home) for n, a in agents.items()},
             "epochs": sum(lane.published() for lane in self.lanes),
         }
@@ -188,6 +230,25 @@ class Soak:
             "lanes": lanes,
             "deeds": dict(self.deeds),
             "growth": self._growth(),
+            "reports": self._check_reports(),
+        }
+
+    def _check_reports(self) -> dict[str, int]:
+        """Compare lineage, traces and metrics with what ran; return how many there are."""
+        spans: defaultdict[str, set[str]] = defaultdict(set)
+        for span in self.collector.spans:
+            spans[span.trace].add(span.name)
+        whole = sum(names >= SPANS for names in spans.values())
+        assert whole, f"no trace has all of {SPANS}: {list(spans.values())[-10:]}"
+        reporting = {service for service, _ in self.collector.metrics}
+        assert reporting >= {"feed", "alerts"}, f"metrics came from {reporting} alone"
+        for lane in self.lanes:
+            assert any(lane.port in name for name in self.lineage.by_name), lane.port
+        return {
+            "traces": len(spans),
+            "whole traces": whole,
+            "services with metrics": len(reporting),
+            "lineage events": len(self.lineage.events),
         }
 
     def _growth(self) -> dict[str, list[int]]:
@@ -298,6 +359,14 @@ def resident(pid: int) -> int:
         return 0
     found = [line for line in status.splitlines() if line.startswith("VmRSS")]
     return int(found[0].split()[1]) * 1024 if found else 0
+
+
+def descriptors(pid: int) -> int:
+    """Return how many files and connections a process has open; 0 if it is gone."""
+    try:
+        return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return 0
 
 
 def on_disk(folder: Path) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -134,3 +136,23 @@ async def receiver(*failures: int, into: Receiver | None = None) -> AsyncIterato
     finally:
         await runner.cleanup()
     assert found.wrong == []
+
+
+@contextmanager
+def receiver_in_thread() -> Iterator[Receiver]:
+    """Run a receiver for a program without an event loop."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def call(step: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(step, loop).result()
+
+    running = receiver()
+    found: Receiver = call(running.__aenter__())
+    try:
+        yield found
+    finally:
+        call(running.__aexit__(None, None, None))
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()

@@ -11,7 +11,7 @@ import os
 import signal
 import ssl
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -86,7 +86,9 @@ class Role:
 class Cast:
     """The processes that stay over many rows."""
 
-    def __init__(self, folder: Path, secured: Authority | None = None) -> None:
+    def __init__(
+        self, folder: Path, secured: Authority | None = None, broker_options: Sequence[str] = ()
+    ) -> None:
         self.folder, self.secured = folder, secured
         self.rows, self.failed = 0, False
         self.cuts = folder / "cuts"
@@ -96,7 +98,7 @@ class Cast:
         }
         self.forks = Forks(folder / "forks", {**os.environ, **environment}, QUERIES)
         os.environ[FORKS] = str(self.forks.path)
-        self.broker = Broker(folder)
+        self.broker = Broker(folder, options=broker_options)
         url = self.broker.url
         self.exporter, self.importer = (
             AgentProcess(
@@ -131,9 +133,12 @@ class Cast:
             plan[name] = [agent.location, agent.address["token"]]
         return Role("exporting", plan), Role("importing", plan)
 
-    def declare(self, port: str, *, policy: str, buffer: Mapping[str, str], filter_: str) -> None:
-        """Declare an export and an import of it, both with the name of the port."""
+    def declare(
+        self, port: str, *, policy: str, buffer: Mapping[str, str], filter_: str, **more: Any
+    ) -> None:
+        """Declare an export with ``more`` fields, and an import of it; both named as the port."""
         export = {
+            **more,
             "properties": {"kind": port},
             "schema": SCHEMA,
             "congestionPolicy": policy,

@@ -19,6 +19,11 @@ FILTERS: Mapping[str, Callable[[Row], bool]] = {
     'price < 30.0 && name != "name 3"': lambda r: r[1] < 30.0 and r[2] != "name 3",
     "price >= 25.0": lambda r: r[1] >= 25.0,
 }
+HIGHEST_PRICE = 40.0
+POLICIES = [
+    {"for": {"job": "alerts"}, "filter": f"price < {HIGHEST_PRICE}"},
+    {"mask": [{"column": "name", "with": "constant", "value": "withheld"}]},
+]
 FOR_EVER = 10**9
 
 
@@ -29,6 +34,7 @@ class Nature:
     Attributes:
         pace: seconds between two batches of the exporting query.
         slow: seconds that the importing query stands still after each batch.
+        restricted: the export has `POLICIES`.
     """
 
     name: str
@@ -36,6 +42,13 @@ class Nature:
     max_bytes: str
     pace: float
     slow: float
+    restricted: bool = False
+
+    def sees(self, fed: Row) -> Row | None:
+        """Return a row as the importer may see it; None for a row that is withheld."""
+        if not self.restricted:
+            return fed
+        return (*fed[:2], "withheld") if fed[1] < HIGHEST_PRICE else None
 
 
 class Lane:
@@ -50,7 +63,13 @@ class Lane:
             reading={"maxBytesPerBatch": "20000"},
         )  # fmt: skip
         cast.declare(
-            self.port, policy=nature.policy, buffer={"maxBytes": nature.max_bytes}, filter_=_first()
+            self.port,
+            policy=nature.policy,
+            buffer={"maxBytes": nature.max_bytes},
+            filter_=_first(),
+            description=f"the stream of the lane {self.port}",
+            owner="team-soak",
+            **({"policies": POLICIES} if nature.restricted else {}),
         )
 
     def tend(self) -> None:
@@ -115,8 +134,8 @@ class Lane:
                 lost, reached = lost + first - reached, next_
                 passes = FILTERS[str(end.filter)]
                 for epoch in range(first, next_):
-                    rows = map(row, queries.lines(epoch))
-                    wanted.update((*r, epoch) for r in rows if passes(r))
+                    rows = map(self.nature.sees, map(row, queries.lines(epoch)))
+                    wanted.update((*r, epoch) for r in rows if r is not None and passes(r))
                 pinned[str(end.filter)] += next_ - first
             path = self.folder / "sink" / f"batch-{number}"
             found = Counter((r[0], r[1], r[2], r[4]) for r in json.loads(path.read_text() or "[]"))

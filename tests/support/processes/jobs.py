@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,18 +76,22 @@ class Child:
 
 
 class Broker(Child):
-    """``streambroker up``; started again it takes its old port and file."""
+    """``streambroker up``; started again it has its old port, file and options."""
 
-    def __init__(self, folder: Path, port: int = 0, *, sources: str = "") -> None:
-        command = [*CLI, "up", "--db", str(folder / "broker.sqlite"), "--port", str(port)]
+    def __init__(
+        self, folder: Path, port: int = 0, *, sources: str = "", options: Sequence[str] = ()
+    ) -> None:
+        self.folder, self.database = folder, folder / "broker.sqlite"
+        self._options = options
+        command = [*CLI, "up", "--db", str(self.database), "--port", str(port), *options]
         super().__init__(
             command, folder / "broker.out", "streambroker listening on", sources=sources
         )
-        self.folder = folder
         self.url = self.await_ready().split()[-1]
 
     def restart(self, sources: str = "") -> Broker:
-        return Broker(self.folder, int(self.url.rpartition(":")[2]), sources=sources)
+        port = int(self.url.rpartition(":")[2])
+        return Broker(self.folder, port, sources=sources, options=self._options)
 
 
 class Job(Child):
