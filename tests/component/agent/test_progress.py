@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from pe_agent.datasource import options
 from support.agents.agents import Publishing, pair, rows
 from support.agents.sources import Run
 from support.processes.waiting import until
@@ -36,3 +39,14 @@ def test_the_latest_offset_is_at_the_heads_and_counts_what_follows_the_batch(
             run.read(end)
         assert found == [(3, 30), (2, 20), (1, 10), (0, 0)]
         run.stop()
+
+
+def test_a_wait_for_the_columns_of_a_first_match_is_logged_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(options, "SCHEMA_WAIT_SECONDS", 0.1)
+    for agents in pair(tmp_path, connected=False):
+        with pytest.raises(options.SchemaUnknownError, match=r"trades has no match .* schema="):
+            options.fetch_schema(agents.importer.client, "trades")
+        (record,) = caplog.records
+        assert "import trades has no match yet" in record.getMessage()

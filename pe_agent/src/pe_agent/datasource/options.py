@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from streambroker_core.wire.encoding.start import START_FORMS, is_start
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+log = logging.getLogger("pe_agent")
 SCHEMA_WAIT_SECONDS = 60.0
 SOURCE_FIELD = "_source struct<job:string,port:string,stream:string,epoch:bigint>"
 PACKED_ONLY = frozenset(
@@ -217,11 +219,19 @@ class SchemaUnknownError(StreambrokerError):
 
 def fetch_schema(agent: AgentClient, port: str) -> str:
     """Return an import's columns as DDL; raise SchemaUnknownError without a match after 60 s."""
-    deadline = time.monotonic() + SCHEMA_WAIT_SECONDS
+    deadline, warned = time.monotonic() + SCHEMA_WAIT_SECONDS, False
     while time.monotonic() < deadline:
         ddl = send(agent, GetSchema(port=port, wait=2.0)).ddl
         if ddl is not None:
             return ddl
+        if not warned:
+            log.warning(
+                "import %s has no match yet; its columns are those of the first match, awaited"
+                " for %.0f s",
+                port,
+                SCHEMA_WAIT_SECONDS,
+            )
+            warned = True
     raise SchemaUnknownError(
         f"import {port} has no match after {SCHEMA_WAIT_SECONDS:.0f} s, so its columns are not"
         f" known.{_refusal(agent, port)} Start the exporter first, or pass schema=."
