@@ -154,3 +154,9 @@ readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
 {{- end -}}
+
+{{/* The port at which the pods behind a URL listen: (list URL PORT), where port 0 is that of the URL. */}}
+{{- define "streambroker.receiverport" -}}
+{{- $url := urlParse (index . 0) }}
+{{- index . 1 | default (regexFind ":[0-9]+$" $url.host | trimPrefix ":") | default (ternary 443 80 (eq $url.scheme "https")) }}
+{{- end }}
