@@ -8,6 +8,7 @@ fewer minutes, only what is due by then has to fire.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import shutil
 import signal
@@ -20,11 +21,17 @@ from pathlib import Path
 
 from support.agents import agents
 from support.alerts import streams
+from support.alerts.brokers import Brokers
 from support.alerts.drill import Drill
 from support.alerts.prometheus import Prometheus
+from support.clusters import replicas
+from support.clusters.api_server import running_api_server
+from support.clusters.programs import assets
 from support.processes import jobs
 
 LOOK_SECONDS = 5.0
+ABSENT_SECONDS = 390.0
+"""What the end has for the alert of brokers that are all gone."""
 
 
 def say(text: str) -> None:
@@ -38,7 +45,7 @@ def await_alerts(drill: Drill, end: float) -> None:
     while time.time() < end:
         fired = drill.prometheus.fired()
         for one in fired:
-            if one not in seen and (one.alert, one.labels, one.begin) not in seen:
+            if (one.alert, one.labels, one.begin) not in seen:
                 say(f"{one.alert} fires {dict(one.labels)}")
             seen.add((one.alert, one.labels, one.begin))
         if not drill.pending(fired, math.inf):
@@ -53,16 +60,27 @@ def run(folder: Path, minutes: float, chosen: str) -> list[str]:
         drill = Drill(folder, prometheus, stack)
         stack.callback(drill.over.set)
         end = time.time() + minutes * 60.0
-        causes: list[Callable[[Drill], None]] = [*streams.FAULTS]
+        api = stack.enter_context(running_api_server(assets(), folder / "cluster"))
+        brokers = Brokers(drill, api)
+        causes: list[Callable[[], None]] = [*brokers.causes()]
+        causes += [functools.partial(cause, drill) for cause in streams.FAULTS]
         for cause in causes:
-            if chosen in cause.__name__:
-                cause(drill)
-                say(f"caused: {drill.faults[-1].what}")
+            if chosen in str(cause):
+                begun = len(drill.faults)
+                try:
+                    cause()
+                except AssertionError as error:
+                    drill.problems.append(f"{cause}: {error}")
+                    say(drill.problems[-1])
+                for fault in drill.faults[begun:]:
+                    say(f"caused: {fault.what}")
+        await_alerts(drill, end - ABSENT_SECONDS)
+        brokers.kill_all()
         await_alerts(drill, end)
-        now = time.time()
-        table, wrong = drill.compare(prometheus.fired(), now)
+        table, wrong = drill.compare(prometheus.fired(), time.time())
         for row in table:
             sys.stdout.write(" | ".join(row) + "\n")
+        sys.stdout.flush()
         return wrong
 
 
@@ -74,6 +92,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep all files")
     options = parser.parse_args()
     agents.START_SECONDS = jobs.START_SECONDS = math.inf
+    replicas.START_SECONDS = 300.0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     folder = Path(tempfile.mkdtemp(prefix="streambroker-drill-"))
     say(f"{options.minutes:g} minutes, files in {folder}")

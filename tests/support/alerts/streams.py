@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from contextlib import contextmanager
 from typing import Any
@@ -42,11 +43,15 @@ _pair = contextmanager(pair)
 
 
 def agents(drill: Drill, name: str, environment: dict[str, str] | None = None, **how: Any) -> Pair:
-    """Run two agents whose exporter is scraped as a pod of a namespace of its own."""
+    """Run two agents, scraped as pods of a namespace of their own."""
     port = free_port()
     given = {**(environment or {}), "STREAMBROKER_METRICS_PORT": str(port)}
     made = drill.stack.enter_context(_pair(drill.own(name), environment=given, **how))
     drill.prometheus.follow(name, "feed-1", port)
+    port = free_port()
+    made.importer.environment = {"STREAMBROKER_METRICS_PORT": str(port)}
+    made.importer.restart()
+    drill.prometheus.follow(name, "alerts-1", port)
     return made
 
 
@@ -75,51 +80,34 @@ def publish(made: Pair, first: int, count: int) -> Publishing:
 
 
 def lose_rows(drill: Drill) -> None:
-    """Let a reader be away for longer than it is waited for, and return."""
+    """Lose the disk of an exporter whose reader goes on over what is lost."""
     name = "rows-lost"
-    made = agents(drill, name, grace=0.2, max_bytes=SMALL)
-    publish(made, 0, 2)
+    made = agents(drill, name)
+    publish(made, 0, 1)
     run = Run(made.importer)
-    read: list[int] = []
-
-    def more() -> bool:
-        if (end := run.plan()) != run.at:
-            read.extend(run.read(end))
-        return len(read) >= 20
-
-    until(more, SECONDS, "20 rows")
-    run.plan()
+    until(lambda: run.plan() != run.at and run.read(run.plan()), SECONDS, "the first rows")
+    publish(made, 1, 2)
     run.stop()
-
-    def gone() -> bool:
-        (stream,) = made.exporter.export_status()["streams"].values()
-        publish(made, stream["next"], 1)
-        return int(stream["next"] - stream["retained"]) >= 4
-
-    until(gone, SECONDS, "epochs are removed")
-    # The driver was replaced meanwhile: its series have the name of another pod.
-    drill.prometheus.follow(
-        name, "feed-2", int(made.exporter.environment["STREAMBROKER_METRICS_PORT"])
-    )  # type: ignore[index]
-    until(lambda: _scraped(drill, name, "feed-2"), SECONDS, "the new pod is scraped")
-    again = Run(made.importer, at=run.at, skip_lost=True)
+    until(lambda: _scraped(drill, name, "alerts-1"), SECONDS, "the importer is scraped")
+    made.exporter.kill()
+    shutil.rmtree(made.exporter.home)
+    made.exporter.prepare()
+    made.plumb()
+    made.exporter.start()
+    again = Publishing(made.exporter, run="run-2")
+    until(lambda: admitted(again, 3), SECONDS, "room")
+    again.publish(3, rows(30, 10))
     drill.began(
-        "a reader comes back after its rows were removed",
-        Alert("RowsLost", {"namespace": name, **ROUTE}, 0.0),
+        "an exporter's disk is lost, and a reader goes on",
+        Alert("RowsLost", {"namespace": name, "import": ROUTE["import"]}, 0.0),
     )
-
-    def more_again() -> bool:
-        if (end := again.plan()) != again.at:
-            read.extend(again.read(end))
-        return "lost" in again.at
-
-    until(more_again, SECONDS, "lost rows are counted")
+    later = Run(made.importer, at=run.at, skip_lost=True)
 
     def go_on() -> None:
-        if (end := again.plan()) != again.at:
-            again.read(end)
+        if (end := later.plan()) != later.at:
+            later.read(end)
 
-    drill.often(5.0, go_on)
+    drill.often(1.0, go_on)
 
 
 def _scraped(drill: Drill, namespace: str, pod: str) -> bool:

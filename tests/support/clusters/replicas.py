@@ -70,9 +70,7 @@ class Operator:
         until(self._listens, START_SECONDS, "the broker listens")
         listens(self.probes)
         if synced:
-            until(
-                lambda: self.probe("/readyz")[0] == 200, 2 * START_SECONDS, "the broker is ready"
-            )
+            until(lambda: self.probe("/readyz")[0] == 200, 2 * START_SECONDS, "the broker is ready")
 
     def _listens(self) -> bool:
         said = self._log.read_text()

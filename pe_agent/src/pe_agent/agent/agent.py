@@ -271,11 +271,15 @@ class Agent:
             for id_, reader in export["readers"].items():
                 reader["throttledSeconds"] = self.throttle.seconds(id_)
         read = [(side, self.imports.imports_of(side["query"])) for side in sides]
+        view = self.routes.view
         return {
             "pe": str(self.pe),
-            "view": self.routes.view.version if self.routes.view else None,
+            "view": view.version if view else None,
             "exports": exports,
             "imports": imports,
+            "losses": {
+                f"{self.pe}/{p}": self.problems.losses[p] for p in (view.imports if view else ())
+            },
             "health": write_health(
                 self.problems.health(exports, imports["readers"], read, self.rule_metrics.failed())
             ),
