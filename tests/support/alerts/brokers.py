@@ -54,6 +54,8 @@ class Brokers:
     def __init__(self, drill: Drill, api: ApiServer) -> None:
         self.drill, self.api, self._numbers = drill, api, itertools.count(1)
         self.running: list[Operator] = []
+        self._over = threading.Event()
+        drill.stack.callback(self._over.set)
 
     # -- what faults need ------------------------------------------------------------------------
 
@@ -120,7 +122,7 @@ class Brokers:
             answer = self.api.request("PATCH", path, body, content_type=MERGE)
             assert answer.status == 200, answer.message
 
-        self.drill.often(seconds, change)
+        self.drill.often(seconds, change, self._over)
 
     def agent(self, namespace: str, job: str, broker: Operator) -> AgentProcess:
         """Run the agent of a job as one of its pods."""
@@ -249,7 +251,7 @@ class Brokers:
         change = self.change_filter(name, broker, pod.token)
         until(lambda: agent.routes.view, SECONDS, "the agent has a view")
         link._listener.close()
-        self.drill.often(2.0, change)
+        self.drill.often(2.0, change, self._over)
         slow = "a change whose hint is lost waits for the next poll"
         self.drill.began(
             "hints to an agent go to a closed port",
@@ -269,7 +271,7 @@ class Brokers:
         change = self.change_filter(name, broker, token)
         process = agent.process
         assert process is not None
-        pid, pause = process.pid, self.drill.over.wait
+        pid, pause = process.pid, self._over.wait
 
         def cycle() -> None:
             for _ in range(20):
@@ -282,7 +284,7 @@ class Brokers:
             finally:
                 os.kill(pid, signal.SIGCONT)
 
-        self.drill.often(1.0, cycle)
+        self.drill.often(1.0, cycle, self._over)
         self.drill.began(
             "an agent stands still during one of 20 changes",
             Alert("ChangesSlow", {"namespace": name}, 16 * MINUTE),
@@ -340,6 +342,7 @@ class Brokers:
 
     def kill_all(self) -> None:
         """Kill all brokers."""
+        self._over.set()
         for broker in self.running:
             broker.kill()
         self.drill.began("all brokers are killed", Alert("Absent", {}, 5 * MINUTE))

@@ -59,15 +59,18 @@ class Drill:
         """Note that a fault was caused just now."""
         self.faults.append(Fault(what, time.time(), alerts))
 
-    def often(self, seconds: float, deed: Callable[[], object]) -> None:
+    def often(
+        self, seconds: float, deed: Callable[[], object], over: threading.Event | None = None
+    ) -> None:
         """Do something again and again until the end; an error is one of the whole drill."""
+        over = over or self.over
 
         def run() -> None:
             try:
-                while not self.over.wait(seconds):
+                while not over.wait(seconds):
                     deed()
             except Exception as error:
-                if not self.over.is_set():
+                if not over.is_set():
                     self.problems.append(f"{deed}: {error!r}")
 
         thread = threading.Thread(target=run, daemon=True)

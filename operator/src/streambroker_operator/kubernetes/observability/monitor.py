@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import get_args
 
 from streambroker_core.board import BoardEvent, ExportApplied, ImportApplied
@@ -150,9 +151,7 @@ class BrokerMonitor:
 
     def _count_resources(self) -> Labelled:
         board = self._runtime.board
-        counts = {
-            (name, state): 0 for name in PLURALS.values() for state in ("accepted", "refused")
-        }
+        counts = dict.fromkeys(product(PLURALS.values(), ("accepted", "refused")), 0)
         counts[PLURALS["Export"], "accepted"] = len(list(board.iter_exports()))
         counts[PLURALS["Import"], "accepted"] = len(list(board.iter_imports()))
         for (kind, uid), status in board.statuses().items():
