@@ -5,7 +5,7 @@
 beside them two Spark jobs. At drawn moments a process is killed: a driver, a Python worker, an
 agent, the broker. At the end each batch is compared with the rows that were fed, the counts have to
 be exact, and neither the memory of agents and broker nor the disk of agents may grow in the second
-half.
+half. A Prometheus with the alerts of the chart reads all agents: none may fire, whatever is killed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 
 from streambroker_core.errors import StreambrokerError
 from support.agents import agents
+from support.alerts.prometheus import Prometheus
 from support.core.drift import drift
 from support.cuts.cast import Cast, kill
 from support.cuts.lanes import FILTERS, Lane, Nature
@@ -53,6 +54,8 @@ Measured: 41 MB for 15,000. This ends when the first segment of 64 MiB is full a
 takes longer than a run.
 """
 END_SECONDS = 240.0
+FIRES = {"StreambrokerAbsent"}
+"""``streambroker up`` has no metrics, so that Prometheus finds no broker."""
 
 
 class Soak:
@@ -68,6 +71,7 @@ class Soak:
     def __init__(self, folder: Path, minutes: float, seed: int, *, spark: bool) -> None:
         self.folder, self.seconds = folder, minutes * 60.0
         self.drawn = random.Random(seed)
+        self.prometheus = Prometheus(folder / "prometheus")
         self.pair = SparkPair(folder / "spark", random.Random(seed + 1)) if spark else None
         (folder / "plain").mkdir()
         self.cast = Cast(folder / "plain")
@@ -83,7 +87,19 @@ class Soak:
             AssertionError: a row is missing, twice or wrong, or something grows.
         """
         try:
+            return self._run_watched()
+        finally:
             if self.pair:
+                self.pair.kill()
+            self.cast.end()
+
+    def _run_watched(self) -> dict[str, Any]:
+        with self.prometheus.running():
+            for agent in (self.cast.exporter, self.cast.importer):
+                self.prometheus.follow("plain", agent.job, self.cast.metrics_port(agent))
+            if self.pair:
+                for job, port in self.pair.metrics_ports().items():
+                    self.prometheus.follow("spark", f"spark-{job}", port)
                 self.pair.begin()
             started, self.began = self.began, time.monotonic()
             sys.stdout.write(f"rows flow, after {self.began - started:.0f} s\n")
@@ -92,11 +108,16 @@ class Soak:
             result = self._end()
             if self.pair:
                 result["spark"] = self.pair.end(END_SECONDS)
+            result["alerts"] = self._check_alerts()
             return result
-        finally:
-            if self.pair:
-                self.pair.kill()
-            self.cast.end()
+
+    def _check_alerts(self) -> dict[str, Any]:
+        """Check that all agents were read, and that no alert fired; return what was pending."""
+        pods = {"feed", "alerts"} | ({"spark-feed", "spark-alerts"} if self.pair else set())
+        assert self.prometheus.scraped() == pods, self.prometheus.scraped()
+        fired = [one for one in self.prometheus.fired() if one.alert not in FIRES]
+        assert not fired, fired
+        return dict(Counter(one.alert for one in self.prometheus.fired("pending")))
 
     def _flow(self) -> None:
         end = self.began + self.seconds
@@ -232,6 +253,11 @@ class SparkPair(threading.Thread):
         world.await_files(world.trades, math.inf)
         world.reviving = True
         self.start()
+
+    def metrics_ports(self) -> dict[str, int]:
+        """Return the port of each job's agent for metrics."""
+        jobs = (self._world.exporter, self._world.importer)
+        return {job.name: self._world.metrics_port(job) for job in jobs}
 
     def run(self) -> None:
         """Release files, kill, start again."""
