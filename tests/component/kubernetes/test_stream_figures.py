@@ -166,6 +166,31 @@ def test_a_quota_that_is_nearly_used_up_fires_an_alert(tmp_path: Path) -> None:
     run_promtool(tmp_path, cases)
 
 
+def test_hints_that_are_all_lost_fire_an_alert_however_often_a_filter_changes(
+    tmp_path: Path,
+) -> None:
+    sent, lost, applied = (
+        f'streambroker_{name}{{namespace="s"}}'
+        for name in ("hints_sent_total", "hints_lost_total", "change_applied_seconds_count")
+    )
+    often = {sent: f"0+30x{MINUTES}", applied: f"0+2x{MINUTES}"}
+    lose = {**often, lost: f"0+2x{MINUTES}"}
+    cases = [case(lose, ["StreambrokerHintsLost"]), case({**often, lost: f"0x{MINUTES}"}, [])]
+    run_promtool(tmp_path, cases)
+
+
+def test_a_tenth_of_the_writes_of_an_object_fires_an_alert_however_few(tmp_path: Path) -> None:
+    done, refused = (
+        f'streambroker_api_writes_total{{namespace="s",object="status",result="{result}"}}'
+        for result in ("done", "refused")
+    )
+    cases = [
+        case({done: f"0+{written}x{MINUTES}", refused: f"0+1x{MINUTES}"}, fires)
+        for written, fires in ((5, ["StreambrokerWritesFail"]), (20, []))
+    ]
+    run_promtool(tmp_path, cases)
+
+
 def test_a_certificate_of_the_broker_fires_an_alert_before_it_ends(tmp_path: Path) -> None:
     names = [
         f'streambroker_broker_certificate_expiry_timestamp_seconds{{namespace="s",use="{use}"}}'

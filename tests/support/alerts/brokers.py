@@ -184,7 +184,10 @@ class Brokers:
         plurals = [*OBJECTS.values(), *(f"{one}/status" for one in OBJECTS.values())]
         rules = [{"apiGroups": [STREAMS], "resources": plurals, "verbs": verbs}]
         ref = {"apiGroup": RBAC, "kind": "Role", "name": "streams"}
-        parts = {"Role": {"rules": rules}, "RoleBinding": {"roleRef": ref, "subjects": [user]}}
+        parts: dict[str, dict[str, Any]] = {
+            "Role": {"rules": rules},
+            "RoleBinding": {"roleRef": ref, "subjects": [user]},
+        }
         for where in (name, other):
             for kind, part in parts.items():
                 body = {"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": {"name": "streams"}}

@@ -13,6 +13,7 @@ from pe_agent.cep.accumulators import Tally
 from pe_agent.cep.metrics_reporter import RuleMetricsReporter
 from pe_agent.side.metrics_reporter import build_request
 from pe_agent.side.operator import SparkSideOperator
+from pe_agent.side.tables.cache import CachedTables
 from pe_agent.transport.agent_client import send
 from streambroker_core.cep.operator import PatternOperator
 from streambroker_core.cep.pattern.pattern import Pattern
@@ -200,7 +201,9 @@ def break_rule(drill: Drill) -> None:
     def errors() -> dict[tuple[str, int], int]:
         return {(one.rule, one.version): one.errors for one in tally.progress(0)}
 
-    failed = lambda: [one.rule for one in tally.stopped]  # noqa: E731
+    def failed() -> list[str]:
+        return [one.rule for one in tally.stopped]
+
     reporter = RuleMetricsReporter(
         lambda: agent.client, "fraud", "rules", tally.metrics, tally.waiting_rows, errors, failed,
         lambda: True,
@@ -236,7 +239,7 @@ def withhold_side(drill: Drill) -> None:
     made = SparkSideOperator(
         shape,
         lambda batch, views: batch,
-        None,
+        CachedTables(),
         emits_metrics=False,
         reporter=Reporter(),  # type: ignore[arg-type]
     )
