@@ -178,8 +178,10 @@ $(CLASSES): $(READY) tests/support/spark/class_archive.py
 	  > $(VENV)/classes.txt 2>&1 || { cat $(VENV)/classes.txt; exit 1; }
 
 .PHONY: soak
-soak: $(READY) openlineage-schema ## rows flow while all is killed and changed, then all are counted: make soak MINUTES=30
-	PYTHONPATH=tests $(BIN)/python tests/soak.py --minutes $(or $(MINUTES),30) $(SOAK)
+soak: $(READY) kube-assets openlineage-schema .promtool/usr/bin/promtool ## rows flow while all is killed, then all are counted, and each alert fires for its fault: make soak MINUTES=30
+	@PYTHONPATH=tests $(BIN)/python tests/alert_drill.py $(DRILL) & drill=$$!; \
+	PYTHONPATH=tests $(BIN)/python tests/soak.py --minutes $(or $(MINUTES),30) $(SOAK) || { kill $$drill; wait $$drill; exit 1; }; \
+	wait $$drill
 
 # Without KUBECONFIG a node is run here, which takes root and a few packages of Debian: they are asked for first.
 .PHONY: e2e

@@ -7,6 +7,7 @@ are on. At random moments a process is killed (a driver, a Python worker, an age
 a snapshot is taken and checked. At the end each batch is compared with the rows that were fed, the
 counts have to be exact, and neither the memory and descriptors of agents and broker nor the disk of
 agents may grow in the second half.
+A Prometheus with the alerts of the chart reads all agents: none may fire, whatever is killed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_operator.storage import snapshot
 from support.agents import agents
 from support.agents.collector import collecting
+from support.alerts.prometheus import Prometheus
 from support.brokers.lineage import receiver_in_thread
 from support.core.drift import drift
 from support.cuts.cast import Cast, kill
@@ -62,6 +64,8 @@ Measured: 41 MB for 15,000. This ends when the first segment of 64 MiB is full a
 takes longer than a run.
 """
 END_SECONDS = 240.0
+FIRES = {"StreambrokerAbsent"}
+"""``streambroker up`` has no metrics, so that Prometheus finds no broker."""
 
 
 class Soak:
@@ -85,6 +89,7 @@ class Soak:
             "OTEL_METRIC_EXPORT_INTERVAL": "5000",
             "STREAMBROKER_LINEAGE_URL": self.lineage.url,
         }
+        self.prometheus = Prometheus(folder / "prometheus")
         self.pair = SparkPair(folder / "spark", random.Random(seed + 1)) if spark else None
         (folder / "plain").mkdir()
         self.cast = Cast(folder / "plain", broker_options=["--quotas", json.dumps(QUOTAS)])
@@ -100,7 +105,20 @@ class Soak:
             AssertionError: a row is missing, twice or wrong, or something grows.
         """
         try:
+            return self._run_watched()
+        finally:
             if self.pair:
+                self.pair.kill()
+            self.cast.end()
+            self._services.close()
+
+    def _run_watched(self) -> dict[str, Any]:
+        with self.prometheus.running():
+            for agent in (self.cast.exporter, self.cast.importer):
+                self.prometheus.follow("plain", agent.job, self.cast.metrics_port(agent))
+            if self.pair:
+                for job, port in self.pair.metrics_ports().items():
+                    self.prometheus.follow("spark", f"spark-{job}", port)
                 self.pair.begin()
             started, self.began = self.began, time.monotonic()
             sys.stdout.write(f"rows flow, after {self.began - started:.0f} s\n")
@@ -109,12 +127,16 @@ class Soak:
             result = self._end()
             if self.pair:
                 result["spark"] = self.pair.end(END_SECONDS)
+            result["alerts"] = self._check_alerts()
             return result
-        finally:
-            if self.pair:
-                self.pair.kill()
-            self.cast.end()
-            self._services.close()
+
+    def _check_alerts(self) -> dict[str, Any]:
+        """Check that all agents were read, and that no alert fired; return what was pending."""
+        pods = {"feed", "alerts"} | ({"spark-feed", "spark-alerts"} if self.pair else set())
+        assert self.prometheus.scraped() == pods, self.prometheus.scraped()
+        fired = [one for one in self.prometheus.fired() if one.alert not in FIRES]
+        assert not fired, fired
+        return dict(Counter(one.alert for one in self.prometheus.fired("pending")))
 
     def _flow(self) -> None:
         end = self.began + self.seconds
@@ -293,6 +315,11 @@ class SparkPair(threading.Thread):
         world.await_files(world.trades, math.inf)
         world.reviving = True
         self.start()
+
+    def metrics_ports(self) -> dict[str, int]:
+        """Return the port of each job's agent for metrics."""
+        jobs = (self._world.exporter, self._world.importer)
+        return {job.name: self._world.metrics_port(job) for job in jobs}
 
     def run(self) -> None:
         """Release files, kill, start again."""

@@ -16,7 +16,8 @@ from streambroker_operator.kubernetes.client.watch_client import Timing
 from streambroker_operator.kubernetes.replicas import agent_liveness as presence
 from streambroker_operator.kubernetes.watch.lister import CrdMissingError, KindLister
 from support.agents.collector import collecting
-from support.clusters.api_server import ApiServer
+from support.clusters.api_server import GROUP, ApiServer
+from support.clusters.calls import manifest
 from support.clusters.replicas import (
     Operator,
     SignedAgent,
@@ -232,6 +233,21 @@ def test_a_broker_tells_every_figure_of_the_docs_and_no_others(
     until(  # the API server notes a write before its answer is there
         lambda: value(broker, counted) >= statuses_written(api, namespace), 10.0, "all are counted"
     )
+
+
+def test_resources_that_cannot_be_read_or_have_a_rival_are_refused(
+    api: ApiServer, broker: Operator, namespace: str
+) -> None:
+    for name, subscription in (("alerts", "kind =="), ("first", "n > 1"), ("second", "n > 1")):
+        spec = {"job": "j", "port": "alerts" if name == "alerts" else "in"}
+        body = manifest("Import", name, subscription=subscription, **spec)
+        path = f"{GROUP}/namespaces/{namespace}/imports"
+        assert api.request("POST", path, body).status == 201
+
+    counted = lambda state: value(  # noqa: E731
+        broker, f'streambroker_resources{{kind="imports",state="{state}"}}'
+    )
+    until(lambda: (counted("refused"), counted("accepted")) == (2, 1), 20.0, "two are refused")
 
 
 def test_a_broker_that_has_lost_its_feed_still_serves(

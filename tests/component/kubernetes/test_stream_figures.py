@@ -25,7 +25,7 @@ LABELS = {"namespace", "pod", "export", "import", "delivery", "operator", "input
 LABELS |= {"version"}
 MINUTES = 30
 PROMTOOL = charts.ROOT / ".promtool/usr/bin"
-LOST = 'streambroker_route_lost_rows_total{namespace="jobs",export="a",import="b"}'
+LOST = 'streambroker_import_losses_total{namespace="jobs",import="b"}'
 WAITING = 'streambroker_export_waiting{namespace="jobs",export="a"}'
 UPLOADED = 'streambroker_export_storage_behind_seconds{namespace="jobs",export="a"}'
 FAILING = 'streambroker_export_storage_failing{namespace="jobs",export="a"}'
@@ -39,7 +39,7 @@ SIDE = 'streambroker_side_waiting_seconds{namespace="jobs",operator="o",input="r
 FIRING = """count by (alertname)
   (ALERTS{alertstate="firing", alertname!="StreambrokerAbsent"})"""
 FAULTS: dict[str, list[dict[str, str]]] = {
-    "StreambrokerRowsLost": [{LOST: "0x25 7x10"}],
+    "StreambrokerRowsLost": [{LOST: "0x25 1x10"}],
     "StreambrokerLogDamaged": [
         {DAMAGED: f"1x{MINUTES}", MISSING: f"0x{MINUTES}"},
         {DAMAGED: f"0x{MINUTES}", MISSING: f"2x{MINUTES}"},
@@ -47,13 +47,13 @@ FAULTS: dict[str, list[dict[str, str]]] = {
     "StreambrokerExportWaits": [{WAITING: f"1x{MINUTES}"}],
     "StreambrokerStreamLags": [{LAG: f"700x{MINUTES}"}],
     "StreambrokerUploadsLag": [{UPLOADED: f"301x{MINUTES}"}, {FAILING: f"1x{MINUTES}"}],
-    "StreambrokerRuleFailed": [{RULE: "0x25 1x10"}],
+    "StreambrokerRuleFailed": [{RULE: "0x25 1x10"}, {RULE: "_x25 1x10"}],
     "StreambrokerSideInputWaits": [{SIDE: f"301x{MINUTES}"}],
     "StreambrokerCertificateEnds": [{CERTIFICATE: f"{6 * DAY}x{MINUTES}"}],
 }
 """Series of which each fires an alert, as `promtool` writes them: one value a minute."""
 HEALTHY = {
-    LOST: f"0x5 7x{MINUTES}",  # more than 15 minutes ago
+    LOST: f"0x5 1x{MINUTES}",  # more than 15 minutes ago
     DAMAGED: f"0x{MINUTES}",
     MISSING: f"0x{MINUTES}",
     WAITING: f"1x8 0 1x8 0 1x8 0 1x{MINUTES}",
@@ -162,6 +162,31 @@ def test_a_quota_that_is_nearly_used_up_fires_an_alert(tmp_path: Path) -> None:
     cases = [
         case({limit: f"10x{MINUTES}", used: f"{count}x{MINUTES}"}, fires)
         for count, fires in ((7, []), (8, ["StreambrokerQuotaNearlyUsed"]))
+    ]
+    run_promtool(tmp_path, cases)
+
+
+def test_hints_that_are_all_lost_fire_an_alert_however_often_a_filter_changes(
+    tmp_path: Path,
+) -> None:
+    sent, lost, applied = (
+        f'streambroker_{name}{{namespace="s"}}'
+        for name in ("hints_sent_total", "hints_lost_total", "change_applied_seconds_count")
+    )
+    often = {sent: f"0+30x{MINUTES}", applied: f"0+2x{MINUTES}"}
+    lose = {**often, lost: f"0+2x{MINUTES}"}
+    cases = [case(lose, ["StreambrokerHintsLost"]), case({**often, lost: f"0x{MINUTES}"}, [])]
+    run_promtool(tmp_path, cases)
+
+
+def test_a_tenth_of_the_writes_of_an_object_fires_an_alert_however_few(tmp_path: Path) -> None:
+    done, refused = (
+        f'streambroker_api_writes_total{{namespace="s",object="status",result="{result}"}}'
+        for result in ("done", "refused")
+    )
+    cases = [
+        case({done: f"0+{written}x{MINUTES}", refused: f"0+1x{MINUTES}"}, fires)
+        for written, fires in ((5, ["StreambrokerWritesFail"]), (20, []))
     ]
     run_promtool(tmp_path, cases)
 

@@ -28,13 +28,13 @@ class Fault:
     Attributes:
         how: ``refuse`` answers with a status; ``cut`` breaks the answer off; ``hang`` never
             begins one; ``gone`` tells of a 410 inside a watch; ``silent`` begins a watch and
-            tells nothing; ``slow`` sends a few bytes at a time; ``stale`` answers a list with
-            the first one ever given, though never twice running to one who asks: that would be
-            a restore.
+            tells nothing; ``deaf`` leaves out all events of a watch but its bookmarks; ``slow``
+            sends a few bytes at a time; ``stale`` answers a list with the first one ever given,
+            though never twice running to one who asks: that would be a restore.
     """
 
     on: tuple[What, ...]
-    how: Literal["refuse", "cut", "hang", "gone", "silent", "slow", "stale"]
+    how: Literal["refuse", "cut", "hang", "gone", "silent", "deaf", "slow", "stale"]
     times: int = 1
     status: int = 500
     retry_after: int | None = None
@@ -68,7 +68,7 @@ class KubeProxy:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[KubeProxy]:
         app = web.Application()
-        app.router.add_get("/{rest:.*}", self._serve)
+        app.router.add_route("*", "/{rest:.*}", self._serve)
         runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True
         )
@@ -166,12 +166,14 @@ class KubeProxy:
     ) -> web.StreamResponse:
         headers = {
             name: request.headers[name]
-            for name in ("Accept", "Authorization", "Accept-Encoding")
+            for name in ("Accept", "Authorization", "Accept-Encoding", "Content-Type")
             if name in request.headers
         }
         secure = self._access.server.startswith("https:")
-        async with self._session.get(
+        async with self._session.request(
+            request.method,
             f"{self._access.server}{request.path_qs}",
+            data=await request.read() or None,
             headers=headers,
             ssl=self._credentials.tls() if secure else False,
         ) as source:
@@ -182,7 +184,8 @@ class KubeProxy:
             whole = bytearray()
             try:
                 await answer.prepare(request)
-                async for data in source.content.iter_any():
+                by_line = fault is not None and fault.how == "deaf"
+                async for data in source.content if by_line else source.content.iter_any():
                     await self._send(answer, bytes(data), len(whole), fault)
                     if asked.what != "watch":
                         whole += data
@@ -200,6 +203,9 @@ class KubeProxy:
     ) -> None:
         if fault is None:
             await answer.write(data)
+        elif fault.how == "deaf":
+            if b'"type":"BOOKMARK"' in data:
+                await answer.write(data)
         elif fault.how == "slow":
             for start in range(0, len(data), _PIECE):
                 await answer.write(data[start : start + _PIECE])
@@ -215,6 +221,8 @@ def _asked(request: web.Request) -> Asked:
     last = request.path.rstrip("/").rpartition("/")[2]
     headers, plural = dict(request.headers), ""
     what: What = "other"
+    if request.method != "GET":
+        return Asked(what=what, plural=plural, path=request.path_qs, headers=headers)
     if "customresourcedefinitions/" in request.path:
         what, plural = "crd", last.partition(".")[0]
     elif "/streambroker.io/" in request.path:

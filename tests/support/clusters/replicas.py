@@ -29,6 +29,7 @@ from support.processes.ports import free_port
 from support.processes.waiting import until
 
 _LISTENS = re.compile(r"listening on (\S+), probes and metrics on (\S+)")
+START_SECONDS = 30.0
 _OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -37,9 +38,16 @@ def make_key(server: ApiServer, namespace: str) -> None:
     server.make(f"namespaces/{namespace}/secrets", "Secret", "streambroker", data={"key": key})
 
 
-def kubeconfig(server: ApiServer, folder: Path, namespace: str, token: str | None) -> Path:
-    """Write a kubeconfig whose context is in a namespace; without a token, the admin's."""
+def kubeconfig(
+    server: ApiServer, folder: Path, namespace: str, token: str | None, url: str = ""
+) -> Path:
+    """Write a kubeconfig whose context is in a namespace; without a token, the admin's.
+
+    ``url`` is of a proxy before the server.
+    """
     config = json.loads(server.kubeconfig().read_text())
+    if url:
+        config["clusters"][0]["cluster"] = {"server": url}
     config["contexts"][0]["context"]["namespace"] = namespace
     if token is not None:
         config["users"][0]["user"] = {"token": token}
@@ -57,11 +65,12 @@ class Operator:
             self.process = program(command, stdout=out, stderr=out, environment=environ)
         self.url = self.probes = ""
 
-    def await_ready(self, listens: Callable[[str], None]) -> None:
-        """Wait until it has read everything."""
-        until(self._listens, 30.0, "the broker listens")
+    def await_ready(self, listens: Callable[[str], None], *, synced: bool) -> None:
+        """Wait until it listens, and has read everything if it is to be ``synced``."""
+        until(self._listens, START_SECONDS, "the broker listens")
         listens(self.probes)
-        until(lambda: self.probe("/readyz")[0] == 200, 60.0, "the broker is ready")
+        if synced:
+            until(lambda: self.probe("/readyz")[0] == 200, 2 * START_SECONDS, "the broker is ready")
 
     def _listens(self) -> bool:
         said = self._log.read_text()
@@ -107,14 +116,19 @@ def operator(
     namespace: str,
     *options: str,
     token: str | None = None,
+    url: str = "",
+    synced: bool = True,
     listens: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Operator]:
-    """Run a replica that watches one namespace, by default as one who may do everything."""
+    """Run a replica that watches one namespace, by default as one who may do everything.
+
+    ``url`` is of a proxy before the API server. One that will not be ``synced`` is not waited for.
+    """
     own = folder / secrets.token_hex(4)
     own.mkdir()
     environ = {
         **os.environ,
-        "KUBECONFIG": str(kubeconfig(server, own, namespace, token)),
+        "KUBECONFIG": str(kubeconfig(server, own, namespace, token, url)),
         "POD_NAME": f"broker-{own.name}",
         "POD_IP": "127.0.0.1",
         "PYTHONUNBUFFERED": "1",
@@ -124,7 +138,7 @@ def operator(
     command += ["--log-level", "INFO", "--drain", "0", *options]
     found = Operator(command, environ, own / "broker.log")
     try:
-        found.await_ready(listens)
+        found.await_ready(listens, synced=synced)
         yield found
     finally:
         if found.process.poll() is None:

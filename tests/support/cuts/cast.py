@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pe_agent.agent.reports.prometheus import VARIABLE
 from streambroker_core.errors import StreambrokerError
 from support.agents.agents import AgentProcess
 from support.cuts import points as cut_points
@@ -84,7 +85,7 @@ class Role:
 
 
 class Cast:
-    """The processes that stay over many rows."""
+    """The processes that stay over many rows; its agents serve metrics."""
 
     def __init__(
         self, folder: Path, secured: Authority | None = None, broker_options: Sequence[str] = ()
@@ -108,7 +109,7 @@ class Cast:
                 broker=url,
                 secured=secured,
                 linger=600,
-                environment=environment,
+                environment={**environment, VARIABLE: str(free_port())},
             )
             for job in ("feed", "alerts")
         )
@@ -116,6 +117,10 @@ class Cast:
             agent.spawn()
         for agent in (self.exporter, self.importer):
             agent.ready()
+
+    def metrics_port(self, agent: AgentProcess) -> int:
+        """Return the port that an agent has also after a restart."""
+        return int((agent.environment or {})[VARIABLE])
 
     def end(self) -> None:
         self.forks.end()

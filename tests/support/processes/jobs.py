@@ -111,7 +111,7 @@ class Job(Child):
             ["-m", "support.processes.job", str(path)],
             folder / f"{name}.out",
             "job ready",
-            variables={"SPARK_REMOTE": server.url} if server else {},
+            variables={"SPARK_REMOTE": server.url} if server else plan.get("variables", {}),
         )
 
     def kill(self) -> None:

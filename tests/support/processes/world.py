@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pe_agent.agent.process import read_address
+from pe_agent.agent.reports.prometheus import VARIABLE
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.broker_client import BrokerClient
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.processes.certificates import Authority
 from support.processes.jobs import Broker, Job, end_agent
+from support.processes.ports import free_port
 from support.processes.waiting import until
 from support.spark.checkpoints import batches, committed, expected, files_by_batch, offset, received
 from support.spark.connect import ConnectServer
@@ -72,7 +74,7 @@ class World:
             Job(
                 folder,
                 job,
-                {"job": job, "home": str(folder / f"home-{job}"), **common, **own},
+                {"job": job, "home": str(folder / f"home-{job}"), **common, **own, **_serve()},
                 ConnectServer(folder / f"server-{job}", cores=1) if connect else None,
             )
             for job, own in (
@@ -80,6 +82,10 @@ class World:
                 ("alerts", {"imports": [import_]}),
             )
         )
+
+    def metrics_port(self, job: Job) -> int:
+        """Return the port that a job's agent has also after a restart."""
+        return int(job.plan["variables"][VARIABLE])
 
     def rest(self, path: str, body: object) -> None:
         BrokerClient(self.broker.url, "default").request(
@@ -142,6 +148,11 @@ class World:
             child.end()
         for job in ("feed", "alerts"):
             end_agent(self.folder / f"home-{job}")
+
+
+def _serve() -> dict[str, Any]:
+    """Return the part of a plan by which the agent of a job serves metrics at a port."""
+    return {"variables": {VARIABLE: str(free_port())}}
 
 
 def _tls(secured: Authority | None) -> dict[str, str]:

@@ -240,6 +240,7 @@ def test_lost_rows_are_a_problem_for_an_hour_after_the_last(made: Bench) -> None
     made.run(1)
     assert made.reasons() == {}
     assert made.changes == 2
+    assert made.problems.losses == {"trades": 2}
 
 
 def reader(seconds: float, *, alive: bool = True) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pe_agent.agent.reports.rule_metrics import MAX_AGE_SECONDS, RuleMetricsStor
 from pe_agent.cep.accumulators import Tally
 from pe_agent.cep.metrics_reporter import MIN_REPORT_SECONDS, REPEAT_SECONDS, RuleMetricsReporter
 from pe_agent.transport.flight_errors import AgentUnreachableError
-from streambroker_core.cep.engine.metrics import RuleMetrics, WindowMetrics
+from streambroker_core.cep.engine.metrics import RuleFailure, RuleMetrics, WindowMetrics
 from streambroker_core.errors import ManifestError
 from streambroker_core.wire.reports.rule_metrics import MAX_REPORTED_RULES, WatermarkWait
 from support.agents.rpc import ask
@@ -170,6 +170,13 @@ def test_what_waits_is_that_of_the_last_window_of_each_bucket() -> None:
         seen.append((waits.rows, waits.first, waits.watermark))
 
     assert seen == [(2, 5, None), (5, 4, None), (3, 5, 8), (1, 9, 8)]
+
+
+def test_a_rule_that_fails_in_its_first_window_has_figures() -> None:
+    tally = Tally()
+    failure = RuleFailure(rule="r", version=2, where="condition", problem="it raised")
+    tally.add(WindowMetrics(bucket=0, window=1, rules=(), stopped=(failure,)))
+    assert [(one.rule, one.version) for one in tally.metrics()] == [("r", 2)]
 
 
 def test_prometheus_reads_the_figures_of_each_version() -> None:

@@ -271,11 +271,14 @@ class Agent:
             for id_, reader in export["readers"].items():
                 reader["throttledSeconds"] = self.throttle.seconds(id_)
         read = [(side, self.imports.imports_of(side["query"])) for side in sides]
+        view = self.routes.view
+        ports = view.imports if view else ()
         return {
             "pe": str(self.pe),
-            "view": self.routes.view.version if self.routes.view else None,
+            "view": view.version if view else None,
             "exports": exports,
             "imports": imports,
+            "losses": {f"{self.pe}/{p}": self.problems.losses[p] for p in ports},
             "health": write_health(
                 self.problems.health(exports, imports["readers"], read, self.rule_metrics.failed())
             ),

@@ -68,6 +68,8 @@ class Tally:
             for what in _SUMMED_FIELDS:
                 sums[what] += getattr(one, what)
             active[name], run_counts[name] = one.since, one.alive
+        for failure in window.stopped:  # also one that has no metrics: it failed at once
+            self.sums.setdefault((failure.rule, failure.version), dict.fromkeys(_SUMMED_FIELDS, 0))
         self.stopped += window.stopped
         self.waiting.pop(window.bucket, None)
         if window.first is not None:

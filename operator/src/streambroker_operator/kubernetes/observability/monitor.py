@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import get_args
 
 from streambroker_core.board import BoardEvent, ExportApplied, ImportApplied
-from streambroker_core.model import AnyKind, Kind, Resource
-from streambroker_core.wire.manifests.ports import OBJECTS
+from streambroker_core.model import AnyKind, Resource
+from streambroker_core.wire.manifests.ports import OBJECTS, PLURALS
 from streambroker_operator.cooperative import loop_time
 from streambroker_operator.kubernetes.auth.token_review import ReviewClient
 from streambroker_operator.kubernetes.client.objects import Objects
@@ -150,16 +151,14 @@ class BrokerMonitor:
 
     def _count_resources(self) -> Labelled:
         board = self._runtime.board
-        kinds: Sequence[Kind] = ("Export", "Import")
-        refused = {kind: len(board.standby_uids(kind)) for kind in kinds}
-        count = {
-            "Export": len(list(board.iter_exports())),
-            "Import": len(list(board.iter_imports())),
-        }
-        return {
-            **{(OBJECTS[kind], "refused"): refused[kind] for kind in kinds},
-            **{(OBJECTS[kind], "accepted"): count[kind] - refused[kind] for kind in kinds},
-        }
+        counts = dict.fromkeys(product(PLURALS.values(), ("accepted", "refused")), 0)
+        counts[PLURALS["Export"], "accepted"] = len(list(board.iter_exports()))
+        counts[PLURALS["Import"], "accepted"] = len(list(board.iter_imports()))
+        for (kind, uid), status in board.statuses().items():
+            if not status.accepted:
+                counts[PLURALS[kind], "refused"] += 1
+                counts[PLURALS[kind], "accepted"] -= board.get(kind, uid) is not None
+        return counts
 
     def _count_quotas(self) -> Mapping[str, Labelled]:
         """Return quota and use of each namespace that has a quota and a port."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -64,6 +64,7 @@ class PortProblems:
 
     Attributes:
         on_change: called when a failure or a loss begins or ends.
+        losses: how often readers of each import have lost rows since the agent's start.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class PortProblems:
             for kind, port, reason, message in stored
         }
         self._losses: dict[str, tuple[HealthState, float]] = {}
+        self.losses: Counter[str] = Counter()
 
     def note_failure(self, ports: Iterable[PortId], code: str, message: str, run: str = "") -> None:
         """Record that a run of ports has failed; a repeated failure keeps its first text."""
@@ -131,6 +133,7 @@ class PortProblems:
     def note_loss(self, import_: str) -> None:
         """Record that a reader of an import has just lost rows."""
         with self._lock:
+            self.losses[import_] += 1
             known = self._losses.get(import_)
             state = known[0] if known else self._loss_state()
             self._losses[import_] = state, self._clock() + LOSS_SECONDS

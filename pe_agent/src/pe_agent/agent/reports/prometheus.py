@@ -156,6 +156,8 @@ def collect(status: Mapping[str, Any], agent: Mapping[str, float]) -> Iterator[F
             for (export, import_), readers in routes.items()
         ]
         yield _PREFIX + name, help_text, samples
+    losses = [({"import": key}, float(n)) for key, n in status.get("losses", {}).items()]
+    yield _PREFIX + "import_losses_total", "How often readers have lost rows.", losses
     yield from _collect_control(status, routes)
     yield from _collect_sides(status.get("sides", ()))
     yield from _collect_each(
