@@ -209,7 +209,10 @@ class Connection:
         sent = not isinstance(error, urllib.error.URLError) or isinstance(reason, ConnectionError)
         lost = sent and not isinstance(reason, _NOT_SENT_ERRORS)
         text = str(reason) or type(error).__name__
-        remedy = f"Start one with `streambroker up`, or set STREAMBROKER_URL or {self._names.url}."
+        remedy = (
+            "Start it with `streambroker up`, with the same --db as before, or set STREAMBROKER_URL"
+            f" or {self._names.url}."
+        )
         if isinstance(reason, TimeoutError):
             remedy = f"Is it busy or stopped? {self._names.timeout} waits longer."
         tls_hint = tls_remedy(reason, self.url, self._names.ca)

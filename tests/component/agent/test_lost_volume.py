@@ -47,6 +47,7 @@ def test_who_has_read_all_goes_on_in_the_successor_stream(agents: Pair) -> None:
     (stream,) = agents.exporter.export_status()["streams"]
     assert reported["successors"] == 1
     assert reported["successor"] == {"export": f"{agents.exporter.pe}/trades", "stream": stream}
+    assert "is new, but its query continues with batch 1:" in agents.exporter.log.read_text()
 
 
 def test_what_is_published_again_over_a_lost_log_is_reported_at_both_ends(agents: Pair) -> None:
@@ -69,6 +70,7 @@ def test_what_is_published_again_over_a_lost_log_is_reported_at_both_ends(agents
     (of_export,) = agents.exporter.export_status()["readers"].values()
     assert reported["duplicates"] == of_export["duplicates"] == [2, 6]
     assert (reported["lagEpochs"], of_export["lagRows"]) == (0, 0)
+    assert "is new, but its query continues" not in agents.exporter.log.read_text()
 
 
 def test_who_has_not_read_all_is_informed_of_the_loss(agents: Pair) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streambroker_operator.cli.commands import describe
+from streambroker_core.wire.reports.health import Health, HealthState, write_health
 from streambroker_operator.cli.commands import top as top_command
 from streambroker_operator.rest.agents import reports
 from support.agents.agents import AgentProcess, leave_two_unread
@@ -323,19 +323,25 @@ async def test_describe_names_the_importer_for_which_an_exporter_waits(cli: Cli)
     assert shown == [True, True, False, False]
 
 
-async def test_describe_says_first_that_the_importer_for_which_an_exporter_waits_may_not_run(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
+async def test_describe_says_first_that_nothing_reads_an_import_or_that_it_is_not_healthy(
+    cli: Cli,
 ) -> None:
-    agent = {"instance": "0" * 16, "location": "grpc+tcp://10.0.0.9:4711", "hint": None}
-    assert (await cli.rest("PUT", "/job/alerts/pe/0", agent)).status == 200
-    await report(cli.rest, reader(delivered=1), waiting=True)
-    _, running, _ = await cli("describe", "export", "feed/0/trades")
-    monkeypatch.setattr(describe, "SILENT_S", -1.0)
-    _, silent, _ = await cli("describe", "export", "feed/0/trades")
+    shown = []
+    for alive in (True, False):
+        await report(cli.rest, reader(delivered=1, alive=alive), waiting=True)
+        shown.append((await cli("describe", "export", "feed/0/trades"))[1])
+    problem = HealthState(reason="DataLoss", message="It failed.")
+    health = write_health(Health(problems={("Import", "trades"): problem}))
+    body = {"exports": {}, "imports": {}, "health": health}
+    assert (await cli.rest("PUT", "/job/alerts/pe/0/report", body)).status == 200
+    shown.append((await cli("describe", "export", "feed/0/trades"))[1])
 
-    remedy = "The agent of default/alerts/0 has not reported for"
-    assert remedy not in running
-    assert silent.index(remedy) < silent.index("increase the Export's buffer.maxBytes")
+    reads, away, failed = shown
+    start, slow = f"No query reads {ALERTS}. If its job", "increase the Export's buffer.maxBytes"
+    assert start not in reads
+    assert 0 < away.index(start) < away.index(slow)
+    remedy = f"Import {ALERTS} is not healthy (DataLoss): `streambroker describe import {ALERTS}`"
+    assert 0 < failed.index(remedy) < failed.index(start)
 
 
 async def test_a_table_of_old_metrics_says_how_old_they_are(cli: Cli, clock: Clock) -> None:

@@ -248,7 +248,10 @@ def test_a_collector_is_in_the_environment_and_allowed_by_the_network_policy() -
     (none, before), (named, after) = broker({}), broker({"otlp": {"endpoint": url}})
     assert (none, named) == (None, url)
     monitoring = {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
-    added = {"to": [{"namespaceSelector": monitoring}], "ports": [{"protocol": "TCP", "port": 4318}]}
+    added = {
+        "to": [{"namespaceSelector": monitoring}],
+        "ports": [{"protocol": "TCP", "port": 4318}],
+    }
     assert [rule for rule in after if rule not in before] == [added]
     assert "--log-format=json" in arguments(charts.objects({"logFormat": "json"}))
 

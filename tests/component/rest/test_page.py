@@ -172,9 +172,10 @@ def test_up_prints_the_address_of_a_page_that_is_served(
     if built:
         (tmp_path / "index.html").write_text(INDEX)
     monkeypatch.setattr(page_files, "find_files", lambda: page_files_in(tmp_path))
-    options = argparse.Namespace(no_ui=no_ui, tls_self_signed=None)
+    options = argparse.Namespace(no_ui=no_ui, tls_self_signed=None, db=tmp_path / "b.db")
 
     assert up._greeting("http://b:1", options).splitlines() == [
         "streambroker listening on http://b:1",
+        f"database {tmp_path}/b.db",
         *lines,
     ]

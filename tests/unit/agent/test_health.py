@@ -44,7 +44,7 @@ class Bench:
             lambda _: self.runs,
             lambda: self.has_room,
             lambda: self.now,
-            lambda: 1_764_482_400.0,
+            lambda: 1_764_482_400.0 + self.now,
         )
         self.problems.on_change = self.count
 
@@ -232,15 +232,27 @@ def test_a_failure_outlives_the_agent(made: Bench) -> None:
 
 
 def test_lost_rows_are_a_problem_for_an_hour_after_the_last(made: Bench) -> None:
-    made.problems.note_loss("trades")
+    made.problems.note_loss("trades", (1, 10))
     made.run(LOSS_SECONDS - 1)
-    made.problems.note_loss("trades")
+    made.problems.note_loss("trades", (3, 30))
     made.run(LOSS_SECONDS - 1)
     assert made.reasons() == {TRADES: "RowsLost"}
     made.run(1)
     assert made.reasons() == {}
-    assert made.changes == 2
     assert made.problems.losses == {"trades": 2}
+
+
+@pytest.mark.parametrize(("rows", "words"), [(30, "30 rows"), (None, "an unknown number of rows")])
+def test_lost_rows_outlive_the_agent_with_their_number(
+    made: Bench, rows: int | None, words: str
+) -> None:
+    made.problems.note_loss("trades", (3, rows))
+    made.open()
+    (state,) = made.problems.health({}, {}).problems.values()
+    assert f"by now 3 epochs with {words}." in state.message
+    made.run(LOSS_SECONDS)
+    made.open()
+    assert made.reasons() == {}
 
 
 def reader(seconds: float, *, alive: bool = True) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class Agent:
         state.peers.find_wait_chains = queries.wait_chains
         self.imports = OffsetPlanner(state, SlicePlanner(state), AvailableNowTarget(state), queries)
         self.problems = PortProblems(self.store, self._find_runs, state.readers.has_room)
-        state.on_loss = lambda import_: self.problems.note_loss(port_of(import_))
+        state.on_loss = lambda import_, lost: self.problems.note_loss(port_of(import_), lost)
         self._snapshots = Snapshots(pe, home, self.store, self.exports)
         self.scrub = Scrub()
         self.throttle = SendThrottle(self.stopping)

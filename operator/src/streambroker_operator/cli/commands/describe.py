@@ -127,25 +127,32 @@ def _waiting_advice(broker: Broker, namespace: str, exports: set[str]) -> list[s
     advice: list[str] = []
     for row in rows:
         if row["export"] in exports and route_state(row) == "waits":
-            advice += _absence_advice(broker, row["import"].rpartition("/")[0])
-            advice.append(
-                f"Export {row['export']} waits for {row['import']}, and publishes nothing"
-                " meanwhile: increase the Export's buffer.maxBytes or set its waitLimit, or set"
-                " onCongestion: drop at that Import."
-            )
+            advice += [*_reader_advice(row), _congestion_advice(row)]
     return advice
 
 
-def _absence_advice(broker: Broker, pe: str) -> list[str]:
-    """Return what to do if the agent of a PE that an exporter waits for is silent."""
-    pes = broker.in_namespace(pe.partition("/")[0]).pes()
-    problems = [_silence(one) for one in pes if f"{one.namespace}/{one.job}/{one.pe}" == pe]
-    return [
-        f"The agent of {pe} {problem}. If its job does not run, start it again with the same"
-        " checkpoint: within the Export's buffer.grace that loses no row."
-        for problem in problems
-        if problem
-    ]
+def _reader_advice(row: Item) -> list[str]:
+    """Return what to do for the import of a route that no query reads, or that is not healthy."""
+    advice, import_ = [], row["import"]
+    if problem := row.get("importProblem"):
+        advice.append(
+            f"Import {import_} is not healthy ({problem}): `streambroker describe"
+            f" import {import_}` shows the remedy."
+        )
+    if not row["alive"]:
+        advice.append(
+            f"No query reads {import_}. If its job does not run, start it again with the same"
+            " checkpoint: within the Export's buffer.grace that loses no row."
+        )
+    return advice
+
+
+def _congestion_advice(row: Item) -> str:
+    return (
+        f"Export {row['export']} waits for {row['import']}, and publishes nothing meanwhile. If the"
+        " import is read, but slowly: increase the Export's buffer.maxBytes or set its waitLimit,"
+        " or set onCongestion: drop at that Import."
+    )
 
 
 def _truncate(lines: Sequence[str], words: str) -> list[str]:
@@ -319,7 +326,7 @@ def _metric_lines(broker: Broker, namespace: str, item: Item) -> list[str]:
 
 
 def _block(title: str, lines: Sequence[str]) -> list[str]:
-    return [f"{title}:", *(f"  {line}" for line in (lines or ["-"]))]
+    return [f"{title}:", *(f"  {line}" for line in (lines or ["none"]))]
 
 
 def _text(lines: Sequence[str]) -> str:

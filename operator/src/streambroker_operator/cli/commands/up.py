@@ -35,7 +35,13 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 def add(commands: Any) -> None:
     """Add the commands."""
     up = commands.add_parser("up", help="run a broker over a SQLite file")
-    up.add_argument("--db", type=Path, default=Path("streambroker.db"), metavar="FILE")
+    up.add_argument(
+        "--db",
+        type=Path,
+        default=Path("streambroker.db"),
+        metavar="FILE",
+        help="resources and keys of the broker; default streambroker.db in this folder",
+    )
     up.add_argument("--host", default="127.0.0.1")
     up.add_argument("--port", type=tcp_port, default=8470, help="default 8470; 0 picks a free one")
     up.add_argument("--tokens", type=Path, metavar="FILE", help="who may call; see the documents")
@@ -199,7 +205,7 @@ def _greeting(url: str, options: argparse.Namespace) -> str:
     from streambroker_operator.rest.console.page_files import find_files
     from streambroker_operator.security.self_signed import CA
 
-    lines = [f"streambroker listening on {url}"]
+    lines = [f"streambroker listening on {url}", f"database {options.db.absolute()}"]
     if options.tls_self_signed is not None:
         certificate = (options.tls_self_signed / CA).absolute()
         lines.append(f"clients need STREAMBROKER_CA={certificate}")

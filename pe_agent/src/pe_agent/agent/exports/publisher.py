@@ -152,6 +152,14 @@ class ExportPublisher:
                 return {"occupied": {**occupied, "seconds": seconds}}
             if self._publisher.run != before:
                 self._epochs.sweep_stages()
+                if batch and self._publisher.last is None:
+                    log.warning(
+                        "the log of export %s is new, but its query continues with batch %d: what"
+                        " importers had not read of earlier batches is lost. Was the data directory"
+                        " deleted or replaced? If you have a copy, stop the job and restore it.",
+                        self._key,
+                        batch,
+                    )
             self._state.save_publisher()
             if self._publisher.is_published(batch):
                 self._readmitted |= {(run, batch)}

@@ -13,7 +13,7 @@ from pe_agent.agent.state.declarations import PortNotDeclaredError
 from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store
 from pe_agent.agent.tracing import Tracing
-from streambroker_core.ledger.offset import Offset
+from streambroker_core.ledger.offset import Loss, Offset
 from streambroker_core.model import port_of
 from streambroker_core.wire.agent_rpc.reader import Busy, ReaderNext, ReaderSlices
 from streambroker_core.wire.broker.view import ImportPort
@@ -24,7 +24,7 @@ class ImportState:
 
     Attributes:
         snapshots: readers of the latest batch reads, the oldest first.
-        on_loss: called with the import of a reader that has just lost rows.
+        on_loss: called with the import of a reader that has just lost rows, and all its losses.
         tracing: records what readers plan and finish; None if traces are off.
     """
 
@@ -43,7 +43,7 @@ class ImportState:
         self.control_log = control_log or ControlLog(store, notifier.notify)
         self.readers = ImportReaders(store)
         self.snapshots: dict[str, ImportReader] = {}
-        self.on_loss: Callable[[str], None] = lambda _: None
+        self.on_loss: Callable[[str, Loss], None] = lambda *_: None
         self.tracing: Tracing | None = None
         self._is_declared = is_declared
         self.peers = PeerAgents(

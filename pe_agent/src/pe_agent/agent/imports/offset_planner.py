@@ -253,7 +253,7 @@ class OffsetPlanner:
         reader.dropped = sum_losses(end.dropped.values())
         reader.lost = sum_losses(end.lost.values())
         if any(n[0] > start.lost.get(s, (0, 0))[0] for s, n in end.lost.items()):
-            self.state.on_loss(reader.import_)
+            self.state.on_loss(reader.import_, reader.lost)
         return end if changed else None
 
     def _plan_routes(

@@ -1,7 +1,7 @@
 """Problems of this agent's ports, and the health that it reports of them.
 
-What still is a problem is found in the agent's status. What has happened is kept here: failed
-queries, also over a restart of the agent, and lost rows.
+What still is a problem is found in the agent's status. What has happened is kept here, also over a
+restart of the agent: failed queries and lost rows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from pe_agent.agent.state.store import Store
+from streambroker_core.ledger.offset import Loss
 from streambroker_core.ledger.planner import ReadersExceededError
 from streambroker_core.model import Kind, port_of
 from streambroker_core.wire.reports.health import (
@@ -41,7 +42,7 @@ FINAL_CODES = ("DataLoss", ReadersExceededError.code)
 """Errors of reads after which a query ends."""
 _UNKNOWN_CODES = ("Failed", "QueryFailed")
 """Codes of a failure whose cause the driver does not know."""
-_STORED = "failures"
+_STORED, _STORED_LOSSES = "failures", "losses"
 _NAMES: Mapping[Kind, str] = {"Export": "publishes to it", "Import": "reads it"}
 
 
@@ -93,7 +94,11 @@ class PortProblems:
             (cast(Kind, kind), port): _Failure(HealthState(reason=reason, message=message))
             for kind, port, reason, message in stored
         }
-        self._losses: dict[str, tuple[HealthState, float]] = {}
+        stored_losses: list[list[Any]] = store.value(_STORED_LOSSES, json.loads, [])
+        self._losses: dict[str, tuple[HealthState, float]] = {
+            port: (HealthState(reason="RowsLost", message=message), until)
+            for port, message, until in stored_losses
+        }
         self.losses: Counter[str] = Counter()
 
     def note_failure(self, ports: Iterable[PortId], code: str, message: str, run: str = "") -> None:
@@ -130,31 +135,36 @@ class PortProblems:
                     del self._failures[port]
             self._save_if_changed(before)
 
-    def note_loss(self, import_: str) -> None:
-        """Record that a reader of an import has just lost rows."""
+    def note_loss(self, import_: str, lost: Loss) -> None:
+        """Record that a reader of an import has just lost rows, and how many it has lost in all."""
+        epochs, rows = lost
+        count = "an unknown number of" if rows is None else rows
+        state = HealthState(
+            reason="RowsLost",
+            message=f"A reader with `failOnDataLoss=false` lost rows at {self._format_now()},"
+            f" by now {epochs} epochs with {count} rows. Find the cause in the logs of the"
+            f" exporters. This is over {LOSS_SECONDS / 3600:.0f} hour after the last loss.",
+        )
         with self._lock:
             self.losses[import_] += 1
-            known = self._losses.get(import_)
-            state = known[0] if known else self._loss_state()
-            self._losses[import_] = state, self._clock() + LOSS_SECONDS
-        if known is None:
-            self.on_change()
+            self._losses[import_] = state, self._wall_clock() + LOSS_SECONDS
+            self._save_losses()
+        self.on_change()
 
-    def _loss_state(self) -> HealthState:
-        return HealthState(
-            reason="RowsLost",
-            message=f"Readers with `failOnDataLoss=false` lose rows, the first at"
-            f" {self._format_now()}; `streambroker top` counts them. Find the cause in the logs of"
-            f" the exporters. This is over {LOSS_SECONDS / 3600:.0f} hour after the last loss.",
-        )
+    def _save_losses(self) -> None:
+        stored = [[port, one.message, until] for port, (one, until) in self._losses.items()]
+        self._store.set(_STORED_LOSSES, json.dumps(stored))
 
     def tick(self) -> None:
         """Forget what is over."""
         now, has_room = self._clock(), self._has_room()
         with self._lock:
-            losses = {port: loss for port, loss in self._losses.items() if loss[1] > now}
+            at = self._wall_clock()
+            losses = {port: loss for port, loss in self._losses.items() if loss[1] > at}
             has_fewer_losses = len(losses) < len(self._losses)
             self._losses = losses
+            if has_fewer_losses:
+                self._save_losses()
             before = {port: failure.state for port, failure in self._failures.items()}
             for port, failure in list(self._failures.items()):
                 later = frozenset(self._find_runs(port)) - failure.others
