@@ -226,8 +226,8 @@ def fetch_schema(agent: AgentClient, port: str) -> str:
             return ddl
         if not warned:
             log.warning(
-                "import %s has no match yet; its columns are those of the first match, awaited"
-                " for %.0f s",
+                "import %s has no match yet. Its columns are those of the first match, awaited for"
+                " %.0f s; `streambroker explain` shows why no export matches",
                 port,
                 SCHEMA_WAIT_SECONDS,
             )
