@@ -46,6 +46,7 @@ from streambroker_core.cep.pattern.errors import PatternArgumentError, RunError
 from streambroker_core.cep.pattern.key_selectors import Selector, selector_text
 from streambroker_core.cep.rules.document import Functions
 from streambroker_core.cep.rules.rule_set import RuleSet
+from streambroker_core.control.operators.dead_letters import to_json as to_row_json
 from streambroker_core.control.operators.keyed_state import KeyedState
 from streambroker_core.control.operators.operator import (
     Blobs,
@@ -191,7 +192,8 @@ class PatternOperator(Operator):
     def engine(self) -> Engine:
         """Engine with the rules in force."""
         if self._engine is None:
-            self._engine = self._make_engine(self._state)
+            never_fails = self._dead_letters() is not None
+            self._engine = self._make_engine(self._state, never_fails=never_fails)
             self._rules.start(self._engine, self.window.number)
             for name, active in self._engine.active.items():
                 active.metrics.alive = self._alive.get(name, 0)
@@ -340,6 +342,18 @@ class PatternOperator(Operator):
         failure = RuleFailure(rule=rule, version=version, where=error.where, problem=error.problem)
         self._failures.append(failure)
         self.emit(pa.RecordBatch.from_pylist([asdict(failure)], schema=FAILURES), ERRORS)
+        letters = self._dead_letters()
+        if letters is not None:
+            letters.add(
+                "rule_error",
+                self.inputs[0].name,
+                error.code,
+                f"{error.where}: {error.problem}",
+                row=None if error.row is None else to_row_json(error.row),
+                key=error.key,
+                event_time=error.time,
+                rule=(rule, version),
+            )
         self._rules.update(self._rules.current.with_disabled(rule, version))
         name = rule.replace("%", "%25").replace("/", "%2F")
         stopped = RuleStopped(rule=rule, version=version)

@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorNode:
-    """An operator in a graph; ``mark`` is an alias in the plans of its queries only."""
+    """An operator in a graph.
+
+    Attributes:
+        mark: an alias in the plans of its queries only.
+        has_dead_letters: one of its outputs has what it refuses.
+    """
 
     name: str
     frame: DataFrame
     schemas: dict[str, StructType]
     mark: str
+    has_dead_letters: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

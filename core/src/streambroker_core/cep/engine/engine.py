@@ -48,6 +48,7 @@ class Engine:
         clock: returns nanoseconds, for metrics only; it need not advance.
         reports_timeouts: returns whether the timed-out partial matches of a rule are reported; None
             to report all.
+        never_fails: a rule that fails is disabled, also if its policy is to fail the query.
 
     Attributes:
         active: rules in force, by id and version.
@@ -62,13 +63,10 @@ class Engine:
         maker: MaskMaker = row_by_row,
         clock: Callable[[], int] = int,
         reports_timeouts: Callable[[PatternProcessor], bool] | None = None,
+        never_fails: bool = False,
     ) -> None:
-        self._key, self._maker, self._clock, self._reports_timeouts = (
-            key,
-            maker,
-            clock,
-            reports_timeouts,
-        )
+        self._key, self._maker, self._clock = key, maker, clock
+        self._reports_timeouts, self._never_fails = reports_timeouts, never_fails
         self.active: dict[RuleVersionKey, ActiveRule] = {}
         self.failed: list[RuleVersionKey] = []
         self.keys = KeyStore(state, self._make_matcher, lambda name: name in self.active)
@@ -197,7 +195,7 @@ class Engine:
         Raises:
             RunError: the rule's policy is to fail the query.
         """
-        if rule.on_error == "fail":
+        if rule.on_error == "fail" and not self._never_fails:
             raise RunError(f"rule `{rule.id}`, {error.where}", error.problem) from error
         name = rule.id, rule.version
         self.active.pop(name, None)
@@ -299,6 +297,7 @@ class Engine:
         try:
             matches, timeouts = matcher.advance(time)
         except RunError as error:
+            error.key, error.time = decode_key(key_bytes), time
             results.append(self.disable_rule(active.rule, error))
             return
         active.metrics.alive += len(matcher.runs) - alive

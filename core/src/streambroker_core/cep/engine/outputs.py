@@ -202,7 +202,7 @@ class OutputWriter:
                 rows = _check_rows(self._functions[name], call(_to_matched_events(result)), result)
                 function_rows.setdefault(name, []).extend(rows)
             except Exception as error:
-                failed[result[:2]] = rule, _make_error(name, error)
+                failed[result[:2]] = rule, _make_error(name, error, result)
         batches = [
             (output, self._to_batch(standard[output], find_rule))
             for output in OUTPUTS
@@ -301,8 +301,12 @@ def _check_rows(function: MatchFunction, returned: FunctionResult, result: RuleR
     return [rule_columns | row for row in rows]
 
 
-def _make_error(name: str, error: Exception) -> RunError:
-    return RunError(f"function `{name}`", f"it raised {type(error).__name__}: {error}")
+def _make_error(name: str, error: Exception, result: RuleResult) -> RunError:
+    """Return the error of a function, with the events of the match."""
+    made = RunError(f"function `{name}`", f"it raised {type(error).__name__}: {error}")
+    found = _to_matched_events(result)
+    made.key, made.row, made.time = found.key, found.events, found.time
+    return made
 
 
 def _all_keys_json(results: list[RuleResult]) -> list[str]:

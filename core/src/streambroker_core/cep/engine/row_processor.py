@@ -19,6 +19,7 @@ from streambroker_core.cep.nfa.compiled import CompiledRule
 from streambroker_core.cep.nfa.linear_group import LinearGroup
 from streambroker_core.cep.nfa.linear_matcher import LinearMatcher, may_exceed
 from streambroker_core.cep.nfa.matcher import Matcher, Run
+from streambroker_core.cep.pattern.errors import RunError
 from streambroker_core.cep.pattern.match_buffer import Event
 
 
@@ -210,7 +211,11 @@ class RowProcessor:
         if matcher is None:
             matcher = self._keys.runs_of(key_bytes).matchers[active.name] = active.matcher()
         alive, dropped, metrics = len(matcher.runs), matcher.dropped, active.metrics
-        matches, timeouts = matcher.process(event, bits)
+        try:
+            matches, timeouts = matcher.process(event, bits)
+        except RunError as error:
+            error.key, error.row, error.time = decode_key(key_bytes), event.row, event.time
+            raise
         metrics.alive += len(matcher.runs) - alive
         metrics.dropped += matcher.dropped - dropped
         if matches or timeouts:

@@ -54,6 +54,7 @@ class SideState:
             ``SideComplete``.
         version_since: pinned time at which that version arrived, in microseconds.
         rejected_rows: rows rejected in this window, to be written to ``errors``.
+        late_rows: rows that arrived in this window, after theirs, and were dropped.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class SideState:
         self.version_since: int | None = dumped.get("since")
         self.tally = Tally(*dumped.get("tally", ()))
         self.rejected_rows: list[RejectedRows] = []
+        self.late_rows: list[SortedRun] = []
         self._all_complete = bool(dumped.get("all"))
         self._arrived = set(dumped.get("arrived", ()))
         self._complete = set(dumped.get("complete", ()))
@@ -147,6 +149,7 @@ class SideState:
         """
         if has_passed(self.side.windows, start, passed, self._lateness):
             self.tally.late += len(rows)
+            self.late_rows.append(rows)
             return False
         self.tally.rows += len(rows)
         self._arrived.add(start)
