@@ -10,7 +10,7 @@ from streambroker_core.control.operators.dead_letters import DeadLetters, Kind, 
 from streambroker_core.side.definition import MAIN, SideJoin
 from streambroker_core.side.state.input_state import SideState
 from streambroker_core.side.state.layout import TIME
-from streambroker_core.side.state.read_rows import reject_rows
+from streambroker_core.side.state.read_rows import RejectedRows, reject_rows
 
 ERRORS = "errors"
 ERROR_SCHEMA = pa.schema(
@@ -60,13 +60,14 @@ class ErrorRows:
         if state.side.keyed or bucket == 0:
             name = state.side.name
             for one in state.rejected_rows:
-                self.emit("side_row", name, one.error.code, one.error.problem, one.rows, one.times)
-            for late in state.late_rows if self._dead_letters() is not None else ():
-                late_row = reject_rows(state.side, late, "a row whose window is over", "")
-                problem, rows = late_row.error.problem, late_row.rows
-                self._add_letters("side_row", name, LATE_SIDE_ROW, problem, rows, late_row.times)
+                if isinstance(one, RejectedRows):
+                    error = one.error
+                    self.emit("side_row", name, error.code, error.problem, one.rows, one.times)
+                elif self._dead_letters() is not None:
+                    late = reject_rows(state.side, one, "a row whose window is over", "")
+                    why = LATE_SIDE_ROW, late.error.problem
+                    self._add_letters("side_row", name, *why, late.rows, late.times)
         state.rejected_rows.clear()
-        state.late_rows.clear()
 
     def emit(
         self,

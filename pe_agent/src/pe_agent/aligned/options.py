@@ -32,9 +32,9 @@ class OperatorOptions:
         counts: add the output ``counts``: a row for each bucket, window and delivery with the
             numbers of control tuples received, dropped as copies, delivered, emitted and waiting.
             A row without a delivery counts rows. A text is another tag for it.
-        dead_letters: what the operator refuses does not stop the query, whatever the policies say,
-            and the output ``dead_letters`` has it: rows on which a rule fails, refused rows of side
-            inputs, and refused control tuples.
+        dead_letters: what the operator refuses does not stop the query, also if a policy is to
+            fail, and the output ``dead_letters`` has it: rows on which a rule fails, refused rows
+            of side inputs, and refused control tuples.
         metrics: add the output ``figures`` of side inputs: sizes, versions, and what rows wait for.
         groups: how buckets are grouped in Spark's state; fixed for a checkpoint. ``slots``: one
             group for each partition of the state. ``buckets``: one for each bucket, as in

@@ -53,8 +53,8 @@ class SideState:
         version: version of the content: of a static table, or as named by the last
             ``SideComplete``.
         version_since: pinned time at which that version arrived, in microseconds.
-        rejected_rows: rows rejected in this window, to be written to ``errors``.
-        late_rows: rows that arrived in this window, after theirs, and were dropped.
+        rejected_rows: rows rejected in this window, to be written to ``errors``, and runs of rows
+            that arrived after their window, which are only dead letters.
     """
 
     def __init__(
@@ -76,8 +76,7 @@ class SideState:
         self.version: str | None = dumped.get("version")
         self.version_since: int | None = dumped.get("since")
         self.tally = Tally(*dumped.get("tally", ()))
-        self.rejected_rows: list[RejectedRows] = []
-        self.late_rows: list[SortedRun] = []
+        self.rejected_rows: list[RejectedRows | SortedRun] = []
         self._all_complete = bool(dumped.get("all"))
         self._arrived = set(dumped.get("arrived", ()))
         self._complete = set(dumped.get("complete", ()))
@@ -149,7 +148,7 @@ class SideState:
         """
         if has_passed(self.side.windows, start, passed, self._lateness):
             self.tally.late += len(rows)
-            self.late_rows.append(rows)
+            self.rejected_rows.append(rows)
             return False
         self.tally.rows += len(rows)
         self._arrived.add(start)
