@@ -102,6 +102,12 @@ class StreamPlan:
             )
         return replace(self, carrier=None)
 
+    def last_operator(self) -> OperatorNode | None:
+        """Return the operator that it is an output of; None if another step follows it."""
+        if not isinstance(self.data, OutputFrame):
+            return None
+        return next(node for node in self.nodes.values() if node.frame is self.data.frame)
+
     def check_columns(self, names: Sequence[str], what: str) -> None:
         """Raise AlignedError if one of the names is not a column."""
         known = self.schema().names

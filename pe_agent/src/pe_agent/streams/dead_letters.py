@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from pe_agent.aligned.data import OutputFrame
 from pe_agent.aligned.plan import OperatorNode, StreamPlan
 from streambroker_core.control.operators.dead_letters import DEAD_LETTERS
 from streambroker_core.errors import AlignedError
@@ -16,8 +17,15 @@ KIND = "dead-letter"
 """Property ``kind`` of the exports of dead letters."""
 
 
-def check_published(plan: StreamPlan, last: OperatorNode | None, outputs: Collection[str]) -> None:
-    """Raise AlignedError if a query that publishes outputs of the last operator loses letters."""
+def check_published(plan: StreamPlan, outputs: Collection[str] | None = None) -> StreamPlan:
+    """Return the plan of a query that publishes outputs of its last operator; None for its own.
+
+    Raises:
+        AlignedError: dead letters of an operator would be lost.
+    """
+    last = plan.last_operator()
+    if outputs is None:
+        outputs = (plan.data.output,) if isinstance(plan.data, OutputFrame) else ()
     for node in plan.nodes.values():
         if node.has_dead_letters and not (node is last and DEAD_LETTERS in outputs):
             raise AlignedError(
@@ -25,6 +33,7 @@ def check_published(plan: StreamPlan, last: OperatorNode | None, outputs: Collec
                 f" them directly after it, with publish_outputs({{…, {DEAD_LETTERS!r}: port}}), or"
                 " leave dead_letters out of its options."
             )
+    return plan
 
 
 def letter_properties(

@@ -334,14 +334,11 @@ class Stream:
             settings: settings of the export, as for ``PE.publish``.
 
         Raises:
-            AlignedError: the stream was made without a PE, ``to_df`` refuses, or dead letters of
-                an operator would be lost.
+            AlignedError: it has no PE, ``to_df`` refuses, or dead letters would be lost.
         """
         old_methods.ignore_again(again)
-        plan, spec = self.plan, export_spec("publish", port, settings)
+        plan, spec = check_published(self.plan), export_spec("publish", port, settings)
         job, data = plan.require_job("publish"), plan.require_data("rows")
-        output = data.output if isinstance(data, OutputFrame) else ""
-        check_published(plan, _node_of(plan), {output})
         if isinstance(data, OutputFrame) and not plan.control_frames:
             export = Publication(port=port, columns=data.columns, spec=spec)
             frame, sink = sink_for_outputs(data.frame, {data.output: export})
@@ -357,14 +354,6 @@ class Stream:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(name if name.startswith("_") else _explain_missing(self, name))
-
-
-def _node_of(plan: StreamPlan) -> OperatorNode | None:
-    """Return the operator that a stream is an output of; None if another step follows it."""
-    data = plan.data
-    if not isinstance(data, OutputFrame):
-        return None
-    return next(node for node in plan.nodes.values() if node.frame is data.frame)
 
 
 def _describe(stream: Stream) -> str:
@@ -494,7 +483,7 @@ class OperatorStream(Stream):
             raise AlignedError(
                 f"properties are given for output {unpublished[0]}, which is not published."
             )
-        check_published(self._operator_plan(), node, ports)
+        check_published(self._operator_plan(), ports)
         if node.has_dead_letters:
             given = export_properties.get(DEAD_LETTERS)
             export_properties[DEAD_LETTERS] = letter_properties(node, ports, given)
@@ -559,7 +548,7 @@ class OperatorStream(Stream):
 
     def node(self) -> OperatorNode:
         """Return the operator; raise AlignedError if another step follows it."""
-        node = _node_of(self._operator_plan())
+        node = self._operator_plan().last_operator()
         if node is None:
             raise AlignedError("outputs belong to an operator: take them directly after it.")
         return node

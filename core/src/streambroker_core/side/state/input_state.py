@@ -53,8 +53,7 @@ class SideState:
         version: version of the content: of a static table, or as named by the last
             ``SideComplete``.
         version_since: pinned time at which that version arrived, in microseconds.
-        rejected_rows: rows rejected in this window, to be written to ``errors``, and runs of rows
-            that arrived after their window, which are only dead letters.
+        rejected_rows: rows rejected in this window; a run has rows that arrived after theirs.
     """
 
     def __init__(
