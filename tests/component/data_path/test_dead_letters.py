@@ -118,7 +118,10 @@ def test_a_row_on_which_a_rule_fails_is_a_dead_letter_once(jobs: Session) -> Non
 
 def test_a_refused_row_of_a_side_input_is_a_dead_letter_once(jobs: Session) -> None:
     trades = files(jobs, "trades", "id string, currency string", {"id": "a", "currency": "EUR"})
-    rows = [{"currency": None, "rate": 1.0}, {"currency": "EUR", "rate": 2.0}]
+    rows: list[dict[str, Any]] = [
+        {"currency": None, "rate": 1.0},
+        {"currency": "EUR", "rate": 2.0},
+    ]
     rates = files(jobs, "rates", "currency string, rate double", *rows)
     exporter, reader = jobs.pe("feed"), jobs.pe("reader")
 

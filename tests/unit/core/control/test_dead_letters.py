@@ -254,13 +254,14 @@ def test_a_control_tuple_that_is_refused_is_one_dead_letter_and_goes_on() -> Non
 
 
 def test_a_tuple_for_one_bucket_is_a_dead_letter_of_that_bucket() -> None:
-    at, wrong = bucket_for_key([7], KEYED), {"type": "Open", "text": '{"path":3}'}
+    at = bucket_for_key([7], KEYED)
+    wrong: dict[str, Any] = {"type": "Open", "text": '{"path":3}'}
     assert at != 0
     for target in (Target(key=(7,)), Target(bucket=at)):
         ((bucket, letter),), _ = refused(control(**wrong, target=target), dead_letters=True)
         assert (bucket, letter.key) == (at, "[7]" if target.key else None)
     nowhere = Target(operator="op", bucket=9)
-    later = {"delivery": Delivery.AT_TIME, "at": 5}
+    later: dict[str, Any] = {"delivery": Delivery.AT_TIME, "at": 5}
     ((bucket, letter),), _ = refused(control(**wrong, **later, target=nowhere), dead_letters=True)
     assert (bucket, letter.event_time) == (0, 5)
     assert "bucket 9, and there are 4" in letter.message
