@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streambroker_core.cep import Pattern, RunError
+from streambroker_core.cep import Pattern, RunError, Skip
 from streambroker_core.cep.operator import MatchFunction, PatternOperator
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.pattern.run_limits import RunLimits
@@ -42,6 +42,19 @@ def letters(through: Through) -> list[DeadLetter]:
     return [one for outcome in through.outcomes.values() for one in outcome.dead_letters]
 
 
+def outputs(through: Through, output: str) -> list[dict[str, Any]]:
+    """Return the rows of an output in the last window, of all buckets."""
+    found = [pair for outcome in through.outcomes.values() for pair in rows_of(outcome)]
+    assert {name for name, _ in found} <= {output}
+    return [row for _, batch in found for row in batch.to_pylist()]
+
+
+def times(through: Through) -> list[int]:
+    """Return the times of the events of the matches of one stage."""
+    found = [json.loads(row["events"]) for row in outputs(through, "matches")]
+    return [event["t"] for match in found for (event,) in match.values()]
+
+
 def events(*given: tuple[int, str, str]) -> pa.RecordBatch:
     rows = [dict(zip(EVENTS.names, one, strict=True)) for one in given]
     return pa.RecordBatch.from_pylist(rows, schema=EVENTS)
@@ -54,12 +67,17 @@ def raising(row: Mapping[str, Any], run: Any) -> bool:
     return bool(row["n"] == "A")
 
 
+def b_or_raising(row: Mapping[str, Any], run: Any) -> bool:
+    raising(row, run)
+    return bool(row["n"] == "B")
+
+
 def alert(found: Any) -> dict[str, Any]:
     raise ValueError(f"no alert of {found.key[0]}")
 
 
 def rule_of(pattern: Pattern, **fields: Any) -> RuleSet:
-    context = RuleContext(outputs=frozenset({"alert"}))
+    context = RuleContext(outputs=frozenset({"alert", "count"}))
     rule = PatternProcessor(id="r", version=2, pattern=pattern, **fields)
     rules, (outcome,) = RuleSet().apply_update([rule], context)
     assert outcome.change == "added"
@@ -67,21 +85,26 @@ def rule_of(pattern: Pattern, **fields: Any) -> RuleSet:
 
 
 def patterns(rules: RuleSet, *, dead_letters: bool = True) -> Through:
-    function = MatchFunction(schema=pa.schema([("user", pa.string())]), matched=alert)
+    match_functions = {
+        "alert": MatchFunction(schema=pa.schema([("user", pa.string())]), matched=alert),
+        "count": MatchFunction(
+            schema=pa.schema([("number", pa.int64())]), matched=lambda one: {"number": one.number}
+        ),
+    }
 
     def make() -> PatternOperator:
         return PatternOperator(
             key=("user",),
             event_time="t",
-            functions={"raising": raising},
-            match_functions={"alert": function},
+            functions={"raising": raising, "b_or_raising": b_or_raising},
+            match_functions=match_functions,
             rules=rules,
         )
 
     return Through(make, 2, dead_letters=dead_letters)
 
 
-def test_a_row_on_which_a_rule_fails_is_a_dead_letter_and_the_rule_is_off() -> None:
+def test_a_row_on_which_a_rule_fails_is_a_dead_letter_and_the_rule_goes_on() -> None:
     through = patterns(rule_of(Pattern.begin("a").where(raising), on_error="fail"))
     batch = events((1, "u", "A"), (2, "u", "X"), (3, "u", "A"))
     through.window([("in", batch)], watermark=None)
@@ -104,12 +127,30 @@ def test_a_row_on_which_a_rule_fails_is_a_dead_letter_and_the_rule_is_off() -> N
         "window": 1,
         "at": 70,
     }
-    (outcome,) = (one for one in through.outcomes.values() if one.dead_letters)
-    assert [name for name, _ in rows_of(outcome)] == ["matches", "errors"]
-    through.window([("in", events((6, "u", "A"), (7, "u", "X")))], watermark=5)
+    assert times(through) == [1, 3]
+    through.window([("in", events((6, "u", "X"), (7, "u", "A"), (8, "u", "X")))], watermark=5)
     through.window(watermark=9)
+    assert [one.event_time for one in letters(through)] == [6, 8]
+    assert times(through) == [7]
+
+
+def test_a_row_that_is_set_aside_ends_the_partial_matches_of_its_key_and_keeps_their_number() -> (
+    None
+):
+    pattern = Pattern.begin("a").where('n == "A"').followed_by("b").where(b_or_raising)
+    through = patterns(rule_of(pattern, numbered=True, function="count"))
+    given = [(1, "u", "A"), (2, "u", "B"), (3, "u", "A"), (3, "v", "A"), (4, "u", "X")]
+    through.window([("in", events(*given))], watermark=None)
+    through.window(watermark=4)
+    assert outputs(through, "count") == [{"rule": "r", "version": 2, "number": 1}]
+    assert [(one.key, one.event_time) for one in letters(through)] == [('["u"]', 4)]
+
+    given = [(5, "u", "B"), (5, "v", "B"), (6, "u", "A"), (7, "u", "B")]
+    through.window([("in", events(*given))], watermark=4)
+    through.window(watermark=8)
+
     assert letters(through) == []
-    assert not any(one.emitted for one in through.outcomes.values())
+    assert sorted(row["number"] for row in outputs(through, "count")) == [1, 2]
 
 
 def test_without_dead_letters_a_rule_fails_the_query_as_it_says() -> None:
@@ -119,18 +160,22 @@ def test_without_dead_letters_a_rule_fails_the_query_as_it_says() -> None:
         through.window(watermark=5)
 
 
-def test_of_a_function_that_fails_the_dead_letter_has_the_events_of_the_match() -> None:
+def test_each_match_whose_function_fails_is_a_dead_letter_with_its_events() -> None:
     pattern = Pattern.begin("a").where('n == "A"').followed_by("b").where('n == "B"')
     through = patterns(rule_of(pattern, function="alert"))
-    through.window([("in", events((1, "u", "A"), (2, "u", "B")))], watermark=None)
+    given = [(1, "u", "A"), (2, "u", "B"), (3, "u", "A"), (4, "u", "B")]
+    through.window([("in", events(*given))], watermark=None)
 
     through.window(watermark=5)
 
-    (letter,) = letters(through)
-    assert letter.message == "function `alert`: it raised ValueError: no alert of u"
-    assert (letter.key, letter.event_time) == ('["u"]', 2)
-    taken = json.loads(letter.row or "")
+    found = letters(through)
+    assert {one.message for one in found} == {
+        "function `alert`: it raised ValueError: no alert of u"
+    }
+    assert [(one.key, one.event_time) for one in found] == [('["u"]', 2), ('["u"]', 4)]
+    taken = json.loads(found[0].row or "")
     assert {stage: [e["t"] for e in rows] for stage, rows in taken.items()} == {"a": [1], "b": [2]}
+    assert outputs(through, "alert") == []
 
 
 def test_of_a_rule_beyond_its_limits_the_dead_letter_has_the_row_that_was_too_much() -> None:
@@ -144,6 +189,23 @@ def test_of_a_rule_beyond_its_limits_the_dead_letter_has_the_row_that_was_too_mu
     (letter,) = letters(through)
     assert letter.message == "its limits: one key has 3 runs, at most 2 are allowed"
     assert json.loads(letter.row or "")["t"] == 3
+
+
+def test_of_a_rule_that_fails_as_time_passes_the_dead_letter_has_its_key_and_no_row() -> None:
+    first_again = Skip(strategy="skip_to_first", stage="a", throw_on_miss=True)
+    pattern = Pattern.begin("a").where('n == "A"').not_followed_by("b").where('n == "B"')
+    through = patterns(rule_of(pattern.within(10).skipping(first_again)))
+    for second in (1, 21):
+        through.window(
+            [("in", events((second * 1_000_000, "u", "A")))], watermark=(second - 1) * 1_000_000
+        )
+        through.window(watermark=second * 1_000_000)
+
+        through.window(watermark=(second + 10) * 1_000_000)
+
+        (letter,) = letters(through)
+        assert "stage `a` took the match's own first event" in letter.message
+        assert (letter.key, letter.row) == ('["u"]', None)
 
 
 def side_join(*, dead_letters: bool = True, **settings: Any) -> Through:

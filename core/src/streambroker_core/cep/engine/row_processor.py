@@ -24,10 +24,13 @@ from streambroker_core.cep.pattern.match_buffer import Event
 
 
 class RowProcessor:
-    """Processes the rows of one bucket; `clock` returns nanoseconds, for metrics only."""
+    """Processes the rows of one bucket; `clock` returns nanoseconds, for metrics only.
 
-    def __init__(self, keys: KeyStore, clock: Callable[[], int]) -> None:
-        self._keys, self._clock = keys, clock
+    With `sets_aside`, an event on which a rule fails is a result, and ends the runs of its key.
+    """
+
+    def __init__(self, keys: KeyStore, clock: Callable[[], int], *, sets_aside: bool) -> None:
+        self._keys, self._clock, self._sets_aside = keys, clock, sets_aside
 
     def process(
         self, active: ActiveRule, view: RowView, hits: Hits, results: list[RuleResult]
@@ -215,7 +218,11 @@ class RowProcessor:
             matches, timeouts = matcher.process(event, bits)
         except RunError as error:
             error.key, error.row, error.time = decode_key(key_bytes), event.row, event.time
-            raise
+            if not self._sets_aside:
+                raise
+            metrics.alive -= alive
+            results.append(RuleResult(*active.name, error.key, error, event.seq))
+            return self._keys.end_runs(key_bytes, active.name)
         metrics.alive += len(matcher.runs) - alive
         metrics.dropped += matcher.dropped - dropped
         if matches or timeouts:
