@@ -29,6 +29,8 @@ END = 2**40
 class Nowhere:
     """Counts what is emitted."""
 
+    dead_letters = None
+
     def __init__(self) -> None:
         self.rows = 0
 

@@ -39,6 +39,8 @@ Blobs = dict[str, bytes]
 class Sink:
     """Counts what an operator emits, and keeps the last batch."""
 
+    dead_letters = None
+
     def __init__(self) -> None:
         self.rows = 0
         self.last: Any = None

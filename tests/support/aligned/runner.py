@@ -27,11 +27,15 @@ Given = Sequence[tuple[str, pa.RecordBatch]]
 
 @dataclass
 class Through:
-    """An operator over buckets, whose inputs are merged by column ``order_by``."""
+    """An operator over buckets, whose inputs are merged by column ``order_by``.
+
+    With ``dead_letters`` it sets aside what it refuses.
+    """
 
     make: Callable[[], Any]
     buckets: int = 1
     order_by: str | None = None
+    dead_letters: bool = False
     seed: int = 0
     number: int = 0
     blobs: dict[int, dict[str, bytes]] = field(default_factory=dict)
@@ -101,7 +105,13 @@ class Through:
             made.append(self.make())
             return made[-1]
 
-        stage = Stage(query="q", operator="op", buckets=self.buckets, order_by=self.order_by)
+        stage = Stage(
+            query="q",
+            operator="op",
+            buckets=self.buckets,
+            order_by=self.order_by,
+            dead_letters=self.dead_letters,
+        )
         runner = AlignedRunner(make, stage)
         outcome = runner.run(window, packed, dict(self.blobs.get(window.bucket, {})))
         self.last[window.bucket] = made[-1]

@@ -42,6 +42,7 @@ from pe_agent.job import send_control as emitted
 from pe_agent.side.operator import METRICS_SCHEMA
 from streambroker_core.cep.engine import outputs as engine_outputs
 from streambroker_core.cep.operator import PatternOperator
+from streambroker_core.control.operators.dead_letters import DEAD_LETTER_SCHEMA
 from streambroker_core.control.runtime import packing
 from streambroker_core.errors import StreambrokerError, TakenError
 from streambroker_core.model import PeKey
@@ -475,6 +476,7 @@ def spark() -> Any:
         "matches": formats.columns(engine_outputs.RESULTS),
         "errors of patterns": formats.columns(engine_outputs.FAILURES),
         "errors of side inputs": formats.columns(ERROR_SCHEMA),
+        "dead letters": formats.columns(DEAD_LETTER_SCHEMA),
         "figures of side inputs": formats.columns(METRICS_SCHEMA),
         "variables of state": variables,
     }

@@ -28,6 +28,7 @@ class Emitted:
 
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     control: list[Any] = field(default_factory=list)
+    dead_letters: None = None
 
     def emit(self, batch: pa.RecordBatch, output: str | None) -> None:
         self.rows.setdefault(output or "", []).extend(batch.to_pylist())

@@ -192,6 +192,8 @@ class Run:
 class Sink:
     """Takes what an operator emits."""
 
+    dead_letters = None
+
     def __init__(self) -> None:
         self.given: list[tuple[str | None, pa.RecordBatch]] = []
 

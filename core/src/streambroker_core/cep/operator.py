@@ -44,8 +44,11 @@ from streambroker_core.cep.engine.row_view import OrderedRows
 from streambroker_core.cep.engine.watermark_buffer import WatermarkBuffer
 from streambroker_core.cep.pattern.errors import PatternArgumentError, RunError
 from streambroker_core.cep.pattern.key_selectors import Selector, selector_text
+from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.document import Functions
 from streambroker_core.cep.rules.rule_set import RuleSet
+from streambroker_core.control.operators.dead_letters import DeadLetters
+from streambroker_core.control.operators.dead_letters import to_json as to_row_json
 from streambroker_core.control.operators.keyed_state import KeyedState
 from streambroker_core.control.operators.operator import (
     Blobs,
@@ -191,7 +194,8 @@ class PatternOperator(Operator):
     def engine(self) -> Engine:
         """Engine with the rules in force."""
         if self._engine is None:
-            self._engine = self._make_engine(self._state)
+            sets_aside = self._dead_letters() is not None
+            self._engine = self._make_engine(self._state, sets_aside=sets_aside)
             self._rules.start(self._engine, self.window.number)
             for name, active in self._engine.active.items():
                 active.metrics.alive = self._alive.get(name, 0)
@@ -324,9 +328,15 @@ class PatternOperator(Operator):
     def _emit_results(self, results: list[RuleResult]) -> None:
         if not results:
             return
-        written = self._writer.write(results, self._rules.current.rule)
+        letters = self._dead_letters()
+        written = self._writer.write(
+            results, self._rules.current.rule, sets_aside=letters is not None
+        )
         for output, batch in written.batches:
             self.emit(batch, output)
+        if letters is not None:
+            _add_letters(letters, self.inputs[0].name, results, written.failures)
+            return
         failed = [*results]
         for rule, error in written.failures:
             if (rule.id, rule.version) in self.engine.active:
@@ -397,6 +407,28 @@ class PatternOperator(Operator):
     def held_at(self) -> int | None:
         """Return the earliest time of a match that waits for earlier runs, in event time."""
         return None if self._column is None else self.engine.keys.first_held()
+
+
+def _add_letters(
+    letters: DeadLetters,
+    port: str,
+    results: list[RuleResult],
+    failures: list[tuple[PatternProcessor, RunError]],
+) -> None:
+    """Make dead letters of events on which rules failed, and of matches whose function failed."""
+    errors = [(one[:2], one.outcome) for one in results if isinstance(one.outcome, RunError)]
+    errors += [((rule.id, rule.version), error) for rule, error in failures]
+    for rule, error in errors:
+        letters.add(
+            "rule_error",
+            port,
+            error.code,
+            f"{error.where}: {error.problem}",
+            row=None if error.row is None else to_row_json(error.row),
+            key=error.key,
+            event_time=error.time,
+            rule=rule,
+        )
 
 
 def _form_in(meta: Mapping[str, Any]) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from streambroker_core.control.operators.dead_letters import DeadLetters, Kind, to_json
 from streambroker_core.side.definition import MAIN, SideJoin
 from streambroker_core.side.state.input_state import SideState
 from streambroker_core.side.state.layout import TIME
-from streambroker_core.side.state.read_rows import to_json
+from streambroker_core.side.state.read_rows import RejectedRows, reject_rows
 
 ERRORS = "errors"
 ERROR_SCHEMA = pa.schema(
@@ -24,11 +25,20 @@ ERROR_SCHEMA = pa.schema(
 """Columns of the output ``errors``; ``row`` is the row as JSON."""
 
 
-class ErrorRows:
-    """Emits rejected rows to ``errors``."""
+LATE_SIDE_ROW = "SideLate"
+"""Code of side rows that arrived after their window; they are dead letters, and no errors."""
 
-    def __init__(self, join: SideJoin, emit: Callable[[pa.RecordBatch, str], None]) -> None:
-        self._join, self._emit = join, emit
+
+class ErrorRows:
+    """Emits rejected rows to ``errors``, and adds them to the dead letters."""
+
+    def __init__(
+        self,
+        join: SideJoin,
+        emit: Callable[[pa.RecordBatch, str], None],
+        dead_letters: Callable[[], DeadLetters | None],
+    ) -> None:
+        self._join, self._emit, self._dead_letters = join, emit, dead_letters
 
     def emit_missing(self, name: str, pairs: pa.RecordBatch) -> None:
         """Emit main rows for which a side input has no value."""
@@ -38,25 +48,54 @@ class ErrorRows:
         """Emit main rows without an event time."""
         rows = [to_json(row) for row in main_rows.to_pylist()]
         message = f"event time ({self._join.event_time}) is null"
-        self.emit(MAIN, "SideMissing", message, rows, [None] * len(rows))
+        self.emit("main_row", MAIN, "SideMissing", message, rows, [None] * len(rows))
 
     def emit_pairs(self, name: str, code: str, message: str, pairs: pa.RecordBatch) -> None:
         """Emit main rows of pairs."""
         rows = [to_json(row) for row in pairs.select(self._join.schema.names).to_pylist()]
-        self.emit(name, code, message, rows, pairs[TIME].to_pylist())
+        self.emit("main_row", name, code, message, rows, pairs[TIME].to_pylist())
 
     def emit_rejected(self, state: SideState, bucket: int) -> None:
         """Emit the rejected rows of a side input; for a broadcast one only from bucket 0."""
         if state.side.keyed or bucket == 0:
+            name = state.side.name
             for one in state.rejected_rows:
-                self.emit(state.side.name, one.error.code, one.error.problem, one.rows, one.times)
+                if isinstance(one, RejectedRows):
+                    error = one.error
+                    self.emit("side_row", name, error.code, error.problem, one.rows, one.times)
+                elif self._dead_letters() is not None:
+                    late = reject_rows(state.side, one, "a row whose window is over", "")
+                    why = LATE_SIDE_ROW, late.error.problem
+                    self._add_letters("side_row", name, *why, late.rows, late.times)
         state.rejected_rows.clear()
 
     def emit(
-        self, name: str, code: str, message: str, rows: list[str], times: list[int | None]
+        self,
+        kind: Kind,
+        name: str,
+        code: str,
+        message: str,
+        rows: list[str],
+        times: list[int | None],
     ) -> None:
         """Emit rows, as JSON text, that were rejected for one reason."""
+        self._add_letters(kind, name, code, message, rows, times)
         size = len(rows)
         columns = [[name] * size, [code] * size, [message] * size, times, rows]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, ERROR_SCHEMA, strict=True)]
         self._emit(pa.RecordBatch.from_arrays(arrays, schema=ERROR_SCHEMA), ERRORS)
+
+    def _add_letters(
+        self,
+        kind: Kind,
+        name: str,
+        code: str,
+        message: str,
+        rows: list[str],
+        times: list[int | None],
+    ) -> None:
+        letters = self._dead_letters()
+        if letters is not None:
+            port = MAIN if kind == "main_row" else name
+            for row, time in zip(rows, times, strict=True):
+                letters.add(kind, port, code, message, row=row, event_time=time)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streambroker_core.control.operators.dead_letters import to_json
 from streambroker_core.control.operators.operator import Blobs, Changes, Input, Operator
 from streambroker_core.control.tuples import ControlTuple, UndeliverableError
 from streambroker_core.deprecation import warn_deprecated
@@ -22,7 +23,7 @@ from streambroker_core.side.state.bucket import BucketState
 from streambroker_core.side.state.event_queue import RowsDue, TimeAdvanced
 from streambroker_core.side.state.input_state import TableReader
 from streambroker_core.side.state.layout import SEQ, TIME, StateLayout, build_layout
-from streambroker_core.side.state.read_rows import event_micros, select_columns, to_json
+from streambroker_core.side.state.read_rows import event_micros, select_columns
 from streambroker_core.side.state.waiting_rows import Stall
 
 __all__ = ["ERRORS", "ERROR_SCHEMA", "LATE", "OUT", "UNKNOWN", "SideOperator"]
@@ -82,7 +83,7 @@ class SideOperator(Operator):
         self._by_time, self._lateness = self._layout.is_by_time, self._layout.lateness
         windows = [join.windows, *(one.windows for one in join.inputs)]
         self._needs_time = self._by_time or any(one and one.is_windowed for one in windows)
-        self._errors = ErrorRows(join, self.emit)
+        self._errors = ErrorRows(join, self.emit, self._dead_letters)
         self._started = False
         self._handled_ids: set[str] = set()
 
@@ -178,7 +179,8 @@ class SideOperator(Operator):
             " has that side input"
         )
         if self.window.bucket == 0:
-            self._errors.emit(name, UNKNOWN, message, [to_json(control.payload)], [None])
+            row = to_json(control.payload)
+            self._errors.emit("control", name, UNKNOWN, message, [row], [None])
         return message
 
     def apply_control(self, message: SideComplete | SideVersion) -> None:

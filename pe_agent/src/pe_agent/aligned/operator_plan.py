@@ -22,6 +22,7 @@ from pe_agent.aligned.runtime.idleness import InputTiming, delay_micros
 from pe_agent.aligned.runtime.packer import FramePacker, Repacker
 from pe_agent.aligned.runtime.processor import APPLIED_SCHEMA, COUNTS_SCHEMA, OperatorConfig
 from pe_agent.datasource.schemas import Columns, spark_to_arrow
+from streambroker_core.control.operators.dead_letters import DEAD_LETTER_SCHEMA
 from streambroker_core.control.operators.operator import Input, Operator
 from streambroker_core.control.runtime.buckets import Layout, make_layout
 from streambroker_core.control.runtime.emitter import Stage
@@ -68,10 +69,12 @@ def plan_operator(
     }
     outputs = _output_schemas(runner.outputs, by_port, schema, schemas, name)
     tags = options.report_tags()
-    report, counts = tags["report"], tags["counts"]
-    _add_reports(
-        outputs, {"report": (report, APPLIED_SCHEMA), "counts": (counts, COUNTS_SCHEMA)}, name
-    )
+    reports = {
+        "report": APPLIED_SCHEMA,
+        "counts": COUNTS_SCHEMA,
+        "dead_letters": DEAD_LETTER_SCHEMA,
+    }
+    _add_reports(outputs, {what: (tags[what], columns) for what, columns in reports.items()}, name)
     nodes = merge_nodes(by_port.values())
     if name in nodes:
         raise AlignedError(
@@ -91,8 +94,9 @@ def plan_operator(
         has_watermark=timed,
         watermark_operators=clocks,
         timings=timings,
-        report=report,
-        counts=counts,
+        report=tags["report"],
+        counts=tags["counts"],
+        dead_letters=tags["dead_letters"],
         pass_invalid=options.on_invalid == "pass",
         slots=options.groups == "slots",
     )
@@ -106,11 +110,18 @@ def plan_operator(
     ]
     mark = f"operator-{uuid.uuid4().hex}"
     frame = hosting.run_operator(config, feeds).alias(mark)
+    node = OperatorNode(
+        name=name,
+        frame=frame,
+        schemas=outputs,
+        mark=mark,
+        has_dead_letters=options.dead_letters,
+    )
     return StreamPlan(
         spark=first.spark,
         job=next((one.job for one in by_port.values() if one.job is not None), None),
         data=OutputFrame(frame=frame, output=runner.outputs[0], columns=outputs[runner.outputs[0]]),
-        nodes={**nodes, name: OperatorNode(name=name, frame=frame, schemas=outputs, mark=mark)},
+        nodes={**nodes, name: node},
         watermark_operators=frozenset({name}) if timed or clocks else frozenset(),
         carrier=carrier,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from pe_agent.job.arguments import check_keywords
+from streambroker_core.control.operators.dead_letters import DEAD_LETTERS
 from streambroker_core.control.tuples import Limits
 from streambroker_core.deprecation import warn_deprecated
 from streambroker_core.errors import AlignedError
@@ -31,6 +32,9 @@ class OperatorOptions:
         counts: add the output ``counts``: a row for each bucket, window and delivery with the
             numbers of control tuples received, dropped as copies, delivered, emitted and waiting.
             A row without a delivery counts rows. A text is another tag for it.
+        dead_letters: what the operator refuses does not stop the query, also if a policy is to
+            fail, and the output ``dead_letters`` has it: rows on which a rule fails, refused rows
+            of side inputs, and refused control tuples.
         metrics: add the output ``figures`` of side inputs: sizes, versions, and what rows wait for.
         groups: how buckets are grouped in Spark's state; fixed for a checkpoint. ``slots``: one
             group for each partition of the state. ``buckets``: one for each bucket, as in
@@ -46,6 +50,7 @@ class OperatorOptions:
     limits: Limits | None = None
     report: bool | str = False
     counts: bool | str = False
+    dead_letters: bool = False
     metrics: bool = False
     groups: Literal["slots", "buckets"] | str = "slots"
     on_invalid: Literal["fail", "pass"] | str = "fail"
@@ -70,8 +75,12 @@ class OperatorOptions:
         }
 
     def report_tags(self) -> dict[str, str | None]:
-        """Return the tags of the outputs for ``report`` and ``counts``, None for no output."""
-        chosen = {"report": (self.report, APPLIED), "counts": (self.counts, COUNTS)}
+        """Return the tags of the outputs that options add, None for no output."""
+        chosen = {
+            "report": (self.report, APPLIED),
+            "counts": (self.counts, COUNTS),
+            "dead_letters": (self.dead_letters, DEAD_LETTERS),
+        }
         return {
             option: default if tag is True else tag or None
             for option, (tag, default) in chosen.items()

@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorNode:
-    """An operator in a graph; ``mark`` is an alias in the plans of its queries only."""
+    """An operator in a graph.
+
+    Attributes:
+        mark: an alias in the plans of its queries only.
+        has_dead_letters: one of its outputs has what it refuses.
+    """
 
     name: str
     frame: DataFrame
     schemas: dict[str, StructType]
     mark: str
+    has_dead_letters: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +101,12 @@ class StreamPlan:
                 " control_log=False."
             )
         return replace(self, carrier=None)
+
+    def last_operator(self) -> OperatorNode | None:
+        """Return the operator that it is an output of; None if another step follows it."""
+        if not isinstance(self.data, OutputFrame):
+            return None
+        return next(node for node in self.nodes.values() if node.frame is self.data.frame)
 
     def check_columns(self, names: Sequence[str], what: str) -> None:
         """Raise AlignedError if one of the names is not a column."""

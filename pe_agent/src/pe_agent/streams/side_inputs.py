@@ -311,12 +311,16 @@ class SideInputs(Generic[Rows, Made]):
 
     # -- within ------------------------------------------------------------------------------
 
-    def _define(self, *, stateless: bool = False) -> tuple[SideJoin, dict[str, StreamPlan]]:
+    def _define(
+        self, *, stateless: bool = False, dead_letters: bool = False
+    ) -> tuple[SideJoin, dict[str, StreamPlan]]:
         streams: dict[str, StreamPlan] = {}
         inputs: list[SideInput] = []
         for name, given in self.sources.items():
             stream = given.plan(name)
-            inputs.append(given.define(name, stream))
+            side = given.define(name, stream)
+            refused = "output" if dead_letters and not side.static else side.on_refused
+            inputs.append(replace(side, on_refused=refused))
             if stream is not None:
                 streams[name] = stream
         options = dict(self.settings)
@@ -540,7 +544,7 @@ def _plan_operator(
     name: str,
     options: OperatorOptions,
 ) -> StreamPlan:
-    join, streams = sides._define()
+    join, streams = sides._define(dead_letters=options.dead_letters)
     shape = build_layout(join)
     tables = _tables_in(sides.sources)
     for side in join.inputs:

@@ -27,7 +27,9 @@ from pe_agent.job.publish import Publication, QueryStart, start_query
 from pe_agent.log.control_file import read_log_id
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.streams import old_methods
+from pe_agent.streams.dead_letters import check_published, letter_properties
 from pe_agent.streams.side_inputs import SideInputs
+from streambroker_core.control.operators.dead_letters import DEAD_LETTERS
 from streambroker_core.deprecation import deprecated_name
 from streambroker_core.errors import AlignedError
 from streambroker_core.model.durations import Duration
@@ -332,10 +334,10 @@ class Stream:
             settings: settings of the export, as for ``PE.publish``.
 
         Raises:
-            AlignedError: the stream was made without a PE, or ``to_df`` refuses.
+            AlignedError: it has no PE, ``to_df`` refuses, or dead letters would be lost.
         """
         old_methods.ignore_again(again)
-        plan, spec = self.plan, export_spec("publish", port, settings)
+        plan, spec = check_published(self.plan), export_spec("publish", port, settings)
         job, data = plan.require_job("publish"), plan.require_data("rows")
         if isinstance(data, OutputFrame) and not plan.control_frames:
             export = Publication(port=port, columns=data.columns, spec=spec)
@@ -463,13 +465,14 @@ class OperatorStream(Stream):
             checkpoint: directory of the query's checkpoint.
             again: deprecated: without effect.
             properties: properties of the exports, by output; optional for an export that exists.
+                Those of ``dead_letters`` are added to ``kind``, ``operator`` and ``of``.
             trigger: as for ``PE.publish``, like ``query_name`` and ``redeclare``.
             query_name: name of the query.
             redeclare: overwrite the Exports that exist.
 
         Raises:
             AlignedError: there is no such output, properties name an output that is not published,
-                or two outputs have the same export.
+                two outputs have the same export, or dead letters would be lost.
         """
         old_methods.ignore_again(again)
         node, export_properties = self.node(), dict(properties or {})
@@ -480,6 +483,10 @@ class OperatorStream(Stream):
             raise AlignedError(
                 f"properties are given for output {unpublished[0]}, which is not published."
             )
+        check_published(self._operator_plan(), ports)
+        if node.has_dead_letters:
+            given = export_properties.get(DEAD_LETTERS)
+            export_properties[DEAD_LETTERS] = letter_properties(node, ports, given)
         job = self.plan.require_job("publish_outputs")
         exports = {
             output: Publication(
@@ -541,11 +548,10 @@ class OperatorStream(Stream):
 
     def node(self) -> OperatorNode:
         """Return the operator; raise AlignedError if another step follows it."""
-        plan = self._operator_plan()
-        data = plan.data
-        if not isinstance(data, OutputFrame):
+        node = self._operator_plan().last_operator()
+        if node is None:
             raise AlignedError("outputs belong to an operator: take them directly after it.")
-        return next(node for node in plan.nodes.values() if node.frame is data.frame)
+        return node
 
     def _operator_plan(self) -> StreamPlan:
         return self.plan if self.plan_operator is None else self.plan_operator()

@@ -48,6 +48,7 @@ class Engine:
         clock: returns nanoseconds, for metrics only; it need not advance.
         reports_timeouts: returns whether the timed-out partial matches of a rule are reported; None
             to report all.
+        sets_aside: a rule that fails on an event goes on; only its runs of that key end.
 
     Attributes:
         active: rules in force, by id and version.
@@ -62,17 +63,14 @@ class Engine:
         maker: MaskMaker = row_by_row,
         clock: Callable[[], int] = int,
         reports_timeouts: Callable[[PatternProcessor], bool] | None = None,
+        sets_aside: bool = False,
     ) -> None:
-        self._key, self._maker, self._clock, self._reports_timeouts = (
-            key,
-            maker,
-            clock,
-            reports_timeouts,
-        )
+        self._key, self._maker, self._clock = key, maker, clock
+        self._reports_timeouts, self._sets_aside = reports_timeouts, sets_aside
         self.active: dict[RuleVersionKey, ActiveRule] = {}
         self.failed: list[RuleVersionKey] = []
         self.keys = KeyStore(state, self._make_matcher, lambda name: name in self.active)
-        self._rows = RowProcessor(self.keys, clock)
+        self._rows = RowProcessor(self.keys, clock, sets_aside=sets_aside)
         self._conditions: dict[Selector, tuple[pa.Schema, ConditionMasks]] = {}
 
     def _make_matcher(self, name: RuleVersionKey) -> Matcher | None:
@@ -299,7 +297,13 @@ class Engine:
         try:
             matches, timeouts = matcher.advance(time)
         except RunError as error:
-            results.append(self.disable_rule(active.rule, error))
+            error.key, error.time = decode_key(key_bytes), time
+            if not self._sets_aside:
+                results.append(self.disable_rule(active.rule, error))
+                return
+            active.metrics.alive -= alive
+            results.append(RuleResult(*active.name, error.key, error, BY_TIME))
+            self.keys.end_runs(key_bytes, active.name)
             return
         active.metrics.alive += len(matcher.runs) - alive
         active.metrics.nanoseconds += self._clock() - began

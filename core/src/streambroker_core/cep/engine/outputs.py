@@ -178,16 +178,20 @@ class OutputWriter:
         return self._timeouts or (function is not None and function.timed_out is not None)
 
     def write(
-        self, results: list[RuleResult], find_rule: Callable[[str, int], PatternProcessor]
+        self,
+        results: list[RuleResult],
+        find_rule: Callable[[str, int], PatternProcessor],
+        *,
+        sets_aside: bool = False,
     ) -> MatchOutput:
         """Return rows of matches and time-outs, in their order; errors are left out.
 
-        A rule whose function fails gets no further rows.
+        A rule whose function fails gets no further rows, unless such matches are set aside.
         """
         _load_rows(results)
         standard: dict[str, list[RuleResult]] = {}
         function_rows: dict[str, list[Row]] = {}
-        failed: dict[tuple[str, int], tuple[PatternProcessor, RunError]] = {}
+        failed, failures = set[tuple[str, int]](), list[tuple[PatternProcessor, RunError]]()
         for result in results:
             if result[:2] in failed or isinstance(result.outcome, RunError):
                 continue
@@ -202,7 +206,9 @@ class OutputWriter:
                 rows = _check_rows(self._functions[name], call(_to_matched_events(result)), result)
                 function_rows.setdefault(name, []).extend(rows)
             except Exception as error:
-                failed[result[:2]] = rule, _make_error(name, error)
+                failures.append((rule, _make_error(name, error, result)))
+                if not sets_aside:
+                    failed.add(result[:2])
         batches = [
             (output, self._to_batch(standard[output], find_rule))
             for output in OUTPUTS
@@ -211,7 +217,7 @@ class OutputWriter:
         for name, rows in sorted(function_rows.items()):
             if rows:
                 batches.append((name, pa.RecordBatch.from_pylist(rows, self._schema(name))))
-        return MatchOutput(batches=batches, failures=list(failed.values()))
+        return MatchOutput(batches=batches, failures=failures)
 
     def _to_batch(
         self, results: list[RuleResult], find_rule: Callable[[str, int], PatternProcessor]
@@ -301,8 +307,12 @@ def _check_rows(function: MatchFunction, returned: FunctionResult, result: RuleR
     return [rule_columns | row for row in rows]
 
 
-def _make_error(name: str, error: Exception) -> RunError:
-    return RunError(f"function `{name}`", f"it raised {type(error).__name__}: {error}")
+def _make_error(name: str, error: Exception, result: RuleResult) -> RunError:
+    """Return the error of a function, with the events of the match."""
+    made = RunError(f"function `{name}`", f"it raised {type(error).__name__}: {error}")
+    found = _to_matched_events(result)
+    made.key, made.row, made.time = found.key, found.events, found.time
+    return made
 
 
 def _all_keys_json(results: list[RuleResult]) -> list[str]:

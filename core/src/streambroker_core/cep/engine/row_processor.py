@@ -19,14 +19,18 @@ from streambroker_core.cep.nfa.compiled import CompiledRule
 from streambroker_core.cep.nfa.linear_group import LinearGroup
 from streambroker_core.cep.nfa.linear_matcher import LinearMatcher, may_exceed
 from streambroker_core.cep.nfa.matcher import Matcher, Run
+from streambroker_core.cep.pattern.errors import RunError
 from streambroker_core.cep.pattern.match_buffer import Event
 
 
 class RowProcessor:
-    """Processes the rows of one bucket; `clock` returns nanoseconds, for metrics only."""
+    """Processes the rows of one bucket; `clock` returns nanoseconds, for metrics only.
 
-    def __init__(self, keys: KeyStore, clock: Callable[[], int]) -> None:
-        self._keys, self._clock = keys, clock
+    With `sets_aside`, an event on which a rule fails is a result, and ends the runs of its key.
+    """
+
+    def __init__(self, keys: KeyStore, clock: Callable[[], int], *, sets_aside: bool) -> None:
+        self._keys, self._clock, self._sets_aside = keys, clock, sets_aside
 
     def process(
         self, active: ActiveRule, view: RowView, hits: Hits, results: list[RuleResult]
@@ -210,7 +214,15 @@ class RowProcessor:
         if matcher is None:
             matcher = self._keys.runs_of(key_bytes).matchers[active.name] = active.matcher()
         alive, dropped, metrics = len(matcher.runs), matcher.dropped, active.metrics
-        matches, timeouts = matcher.process(event, bits)
+        try:
+            matches, timeouts = matcher.process(event, bits)
+        except RunError as error:
+            error.key, error.row, error.time = decode_key(key_bytes), event.row, event.time
+            if not self._sets_aside:
+                raise
+            metrics.alive -= alive
+            results.append(RuleResult(*active.name, error.key, error, event.seq))
+            return self._keys.end_runs(key_bytes, active.name)
         metrics.alive += len(matcher.runs) - alive
         metrics.dropped += matcher.dropped - dropped
         if matches or timeouts:

@@ -6,6 +6,9 @@ exception of a function, occur at run time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from streambroker_core.errors import ExpressionError, StreambrokerError
 
 
@@ -58,9 +61,17 @@ class RunError(StreambrokerError):
     """A rule that cannot process an event: a function raised, or a skip has no target.
 
     `where` names the part of the pattern.
+
+    Attributes:
+        key: the key in which it failed; None if it is unknown.
+        row: the event, or the events of a match by stage; None if time caused it.
+        time: time of the event or match, in microseconds.
     """
 
     code = "RuleFailed"
+    key: tuple[Any, ...] | None = None
+    row: Mapping[str, Any] | None = None
+    time: int | None = None
 
     def __init__(self, where: str, problem: str) -> None:
         self.where, self.problem = where, problem

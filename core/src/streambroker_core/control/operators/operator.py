@@ -43,6 +43,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from streambroker_core.control.operators.dead_letters import DeadLetters
 from streambroker_core.control.tuples import ALL_TARGETS, ControlTuple, Delivery, Target
 from streambroker_core.control.tuples.payloads import Codec
 from streambroker_core.errors import StreambrokerError
@@ -110,6 +111,10 @@ class Window:
 
 class Emitter(Protocol):
     """Receiver of an operator's emissions, implemented by the runtime."""
+
+    @property
+    def dead_letters(self) -> DeadLetters | None:
+        """Receiver of what the operator refuses; None if a refusal fails the window."""
 
     def emit(self, batch: pa.RecordBatch, output: str | None) -> None:
         """Add rows for an output."""
@@ -272,6 +277,10 @@ class Operator:
         return self._bound().emit_control(
             payload, delivery=delivery, at=at, target=target, output=output, once=once
         )
+
+    def _dead_letters(self) -> DeadLetters | None:
+        """Return the receiver of what this operator refuses; None if there is none."""
+        return None if self._emitter is None else self._emitter.dead_letters
 
     def _bound(self) -> Emitter:
         if self._emitter is None:

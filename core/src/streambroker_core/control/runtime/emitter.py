@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from streambroker_core.control.operators.dead_letters import DeadLetters
 from streambroker_core.control.operators.operator import OperatorError, Window
 from streambroker_core.control.runtime.packing import sequence
 from streambroker_core.control.tuples import (
@@ -58,6 +59,7 @@ class Stage:
         order_by: column by which the rows of all inputs are merged; None for input after input.
         limits: limits on control tuples in one window.
         pass_invalid: forward undeliverable tuples; otherwise the window fails.
+        dead_letters: collect what the operator refuses, which then does not fail the window.
     """
 
     query: str
@@ -66,6 +68,7 @@ class Stage:
     order_by: str | None = None
     limits: Limits = field(default_factory=Limits)
     pass_invalid: bool = False
+    dead_letters: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +125,9 @@ class EmitBuffer:
         self.emitted: list[Emission] = []
         self.counts: dict[Delivery, int] = {}
         self.rows = 0
+        self.dead_letters = (
+            DeadLetters(stage.operator, window.number, window.time) if stage.dead_letters else None
+        )
 
     def enter_phase(self, phase: WindowPhase, number: int = 0) -> None:
         """Set the phase of the next emissions, and the index of the tuple being delivered in it."""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from streambroker_core.control.operators.dead_letters import DeadLetter, to_json
 from streambroker_core.control.operators.declared_state import FieldState
 from streambroker_core.control.operators.operator import (
     Blobs,
@@ -33,6 +34,7 @@ from streambroker_core.control.tuples import (
     Delivery,
     KeyValue,
     UndeliverableError,
+    envelope,
 )
 
 
@@ -89,6 +91,7 @@ class WindowResult:
         applied: the delivered control tuples, in order; empty if the runner does not report.
         refused: reasons why control tuples could not be delivered and were forwarded.
         lost_attributes: attributes that callbacks have set and that are not state.
+        dead_letters: what the operator refused; empty if its stage collects none.
         rows_in: rows processed.
         rows_out: rows emitted.
     """
@@ -102,6 +105,7 @@ class WindowResult:
     control: Mapping[Delivery, ControlCounts] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
     lost_attributes: tuple[str, ...] = ()
+    dead_letters: tuple[DeadLetter, ...] = ()
     rows_in: int = 0
     rows_out: int = 0
 
@@ -305,6 +309,7 @@ class AlignedRunner:
             control=_count_controls(arrived, runner_state, emissions, deliverer),
             refused=tuple(deliverer.refused),
             lost_attributes=fields.lost_attributes(),
+            dead_letters=tuple(emissions.dead_letters.letters if emissions.dead_letters else ()),
             rows_in=arrived.rows,
             rows_out=emissions.rows,
         )
@@ -327,6 +332,7 @@ class _Deliverer:
         self._operator, self._window, self._stage = operator, window, stage
         self._emissions, self._handles_control, self._layouts = emissions, handles_control, layouts
         self._report = report
+        self._passes_invalid = stage.pass_invalid or stage.dead_letters
         self.applied: list[AppliedControl] = []
         self.delivered: Counter[Delivery] = Counter()
         self.refusals: Counter[Delivery] = Counter()
@@ -338,6 +344,7 @@ class _Deliverer:
         Bucket 0 alone forwards tuples that are not for the operator, because one copy is enough.
         """
         for_all = self._handles_control and control.target is ALL_TARGETS  # the most frequent case
+        reports = self._window.bucket == 0
         try:
             if not for_all and not self._is_addressed(port, control):
                 if self._window.bucket == 0:
@@ -345,9 +352,10 @@ class _Deliverer:
                 return
             if not for_all and not self._is_my_bucket(port, control):
                 return
+            reports |= control.target.bucket is not None or control.target.key is not None
             consumed = self._operator.process_control(port, control)
         except UndeliverableError as error:
-            self._refuse(control, error)
+            self._refuse(port, control, error, reports=reports)
             return
         if not isinstance(consumed, bool):
             raise OperatorError(
@@ -360,9 +368,18 @@ class _Deliverer:
         if self._report:
             self._record_applied(port, control, forwarded=not consumed)
 
-    def _refuse(self, control: ControlTuple, error: UndeliverableError) -> None:
-        if not self._stage.pass_invalid:
+    def _refuse(
+        self, port: str, control: ControlTuple, error: UndeliverableError, *, reports: bool
+    ) -> None:
+        """Forward a tuple that cannot be delivered; of several buckets one ``reports`` it."""
+        if not self._passes_invalid:
             raise error
+        letters, key = self._emissions.dead_letters, control.target.key
+        if letters is not None and reports:
+            row = to_json(envelope.encode(control))
+            letters.add(
+                "control", port, error.code, error.why, row=row, key=key, event_time=control.at
+            )
         self.refusals[control.delivery] += 1
         self.refused.append(error.why)
         self._emissions.forward(control)
@@ -389,7 +406,7 @@ class _Deliverer:
         try:
             return self._is_addressed(port, control) and self._is_my_bucket(port, control)
         except UndeliverableError:
-            if not self._stage.pass_invalid:
+            if not self._passes_invalid:
                 raise
             return False
 

@@ -53,7 +53,7 @@ class SideState:
         version: version of the content: of a static table, or as named by the last
             ``SideComplete``.
         version_since: pinned time at which that version arrived, in microseconds.
-        rejected_rows: rows rejected in this window, to be written to ``errors``.
+        rejected_rows: rows rejected in this window; a run has rows that arrived after theirs.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SideState:
         self.version: str | None = dumped.get("version")
         self.version_since: int | None = dumped.get("since")
         self.tally = Tally(*dumped.get("tally", ()))
-        self.rejected_rows: list[RejectedRows] = []
+        self.rejected_rows: list[RejectedRows | SortedRun] = []
         self._all_complete = bool(dumped.get("all"))
         self._arrived = set(dumped.get("arrived", ()))
         self._complete = set(dumped.get("complete", ()))
@@ -147,6 +147,7 @@ class SideState:
         """
         if has_passed(self.side.windows, start, passed, self._lateness):
             self.tally.late += len(rows)
+            self.rejected_rows.append(rows)
             return False
         self.tally.rows += len(rows)
         self._arrived.add(start)

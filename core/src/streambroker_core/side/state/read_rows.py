@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streambroker_core.control.operators.dead_letters import to_json
 from streambroker_core.side.definition import SideInput
 from streambroker_core.side.errors import SideRowError, SideSchemaError
 from streambroker_core.side.keys import make_keys
@@ -117,11 +116,6 @@ def reject_rows(side: SideInput, rows: SortedRun, problem: str, remedy: str) -> 
         [to_json(row) for row in shown],
         rows.times.to_pylist(),
     )
-
-
-def to_json(row: Any) -> str:
-    """Return a row as JSON text; values that JSON lacks become text."""
-    return json.dumps(row, default=str, ensure_ascii=False)
 
 
 def _reject(

@@ -35,6 +35,7 @@ from pe_agent.aligned.runtime.progress_messages import CLOCK_BUCKET, PROGRESS_RO
 from pe_agent.aligned.runtime.state_names import open_states
 from pe_agent.aligned.runtime.state_store import BucketState, GroupState, SparkBlobs
 from pe_agent.spark.worker import QUERY_ID, freeze_modules, task_property
+from streambroker_core.control.operators.dead_letters import DEAD_LETTER_SCHEMA
 from streambroker_core.control.operators.operator import Operator, OperatorError, Window
 from streambroker_core.control.runtime import runner_state as keeping
 from streambroker_core.control.runtime.buckets import Layout
@@ -106,6 +107,7 @@ class OperatorConfig:
         timings: timing of its inputs with an event time, if any input may be idle; else empty.
         report: output for applied control tuples, or None.
         counts: output for counts of control tuples, or None.
+        dead_letters: output for what the operator refuses, or None: a refusal fails the window.
         slots: a group of Spark's is a slot; else it is one bucket, as in earlier releases.
     """
 
@@ -121,6 +123,7 @@ class OperatorConfig:
     timings: Mapping[str, InputTiming] = field(default_factory=dict)
     report: str | None = None
     counts: str | None = None
+    dead_letters: str | None = None
     pass_invalid: bool = False
     slots: bool = True
 
@@ -299,6 +302,7 @@ class GroupProcessor(StatefulProcessor):
             order_by=config.order_by,
             limits=config.limits,
             pass_invalid=config.pass_invalid,
+            dead_letters=config.dead_letters is not None,
         )
 
     def _advance_clock(
@@ -386,6 +390,9 @@ class _OutputBuffer:
         if config.counts is not None:
             counts = list(_count_rows(config.name, window, outcome))
             self._add_report(window.bucket, config.counts, counts, COUNTS_SCHEMA)
+        if config.dead_letters is not None:
+            letters = outcome.dead_letters
+            self._add_report(window.bucket, config.dead_letters, letters, DEAD_LETTER_SCHEMA)
 
     def _add_report(
         self, bucket: int, output: str, rows: Sequence[tuple[object, ...]], schema: pa.Schema
