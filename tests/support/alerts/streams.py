@@ -244,7 +244,7 @@ def withhold_side(drill: Drill) -> None:
         reporter=Reporter(),  # type: ignore[arg-type]
     )
     micros = round(time.time() * 1e6)
-    made.bind(Window(number=1, time=micros, watermark=None, bucket=0, buckets=1), Sink())  # type: ignore[arg-type]
+    made.bind(Window(number=1, time=micros, watermark=None, bucket=0, buckets=1), Sink())
     made.begin_window()
     made.process("main", main)
     made.end_window()
