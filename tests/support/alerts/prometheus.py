@@ -96,6 +96,11 @@ class Prometheus:
         found = self.ask("query", query="max_over_time(up[3h]) == 1")["result"]
         return {one["metric"]["pod"] for one in found}
 
+    def failed_scrapes(self) -> int:
+        """Return how many scrapes failed: a machine that stands still interrupts alerts."""
+        found = self.ask("query", query="sum(count_over_time((up == 0)[3h:5s]))")["result"]
+        return int(found[0]["value"][1]) if found else 0
+
     def fired(self, state: str = "firing") -> list[Firing]:
         """Return when each alert fired, or was ``pending``, since the start."""
         query = f'ALERTS{{alertstate="{state}"}}'
