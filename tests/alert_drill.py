@@ -80,7 +80,6 @@ def run(folder: Path, minutes: float, chosen: str) -> list[str]:
                     say(f"caused: {fault.what}")
         if minutes >= WHOLE_MINUTES and not chosen:
             await_alerts(drill, end - ABSENT_SECONDS)
-            say(f"seconds without a scrape, of all targets: {5 * prometheus.failed_scrapes()}")
             brokers.kill_all()
         await_alerts(drill, end)
         table, wrong = drill.compare(prometheus.fired(), time.time())

@@ -96,10 +96,14 @@ class Prometheus:
         found = self.ask("query", query="max_over_time(up[3h]) == 1")["result"]
         return {one["metric"]["pod"] for one in found}
 
-    def failed_scrapes(self) -> int:
-        """Return how many scrapes failed: a machine that stands still interrupts alerts."""
-        found = self.ask("query", query="sum(count_over_time((up == 0)[3h:5s]))")["result"]
-        return int(found[0]["value"][1]) if found else 0
+    def interrupted(self, firing: Firing) -> bool:
+        """Return whether an alert ended because a scrape failed, as on a machine that stands still.
+
+        Alerts with ``for`` begin again then.
+        """
+        namespace = dict(firing.labels).get("namespace", "")
+        query = f'min_over_time(up{{namespace="{namespace}"}}[1m]) == 0'
+        return bool(self.ask("query", query=query, time=f"{firing.end + 20.0}")["result"])
 
     def fired(self, state: str = "firing") -> list[Firing]:
         """Return when each alert fired, or was ``pending``, since the start."""
@@ -138,7 +142,7 @@ def _runs(times: list[float]) -> Iterator[tuple[float, float]]:
     """Yield begin and end of each run of times that follow each other step by step."""
     begin = last = times[0]
     for at in times[1:]:
-        if at - last > 1.5 * STEP_SECONDS:
+        if at - last > 3 * STEP_SECONDS:
             yield begin, last
             begin = at
         last = at
