@@ -244,9 +244,9 @@ def test_resources_that_cannot_be_read_or_have_a_rival_are_refused(
         path = f"{GROUP}/namespaces/{namespace}/imports"
         assert api.request("POST", path, body).status == 201
 
-    counted = lambda state: value(  # noqa: E731
-        broker, f'streambroker_resources{{kind="imports",state="{state}"}}'
-    )
+    def counted(state: str) -> float:
+        return value(broker, f'streambroker_resources{{kind="imports",state="{state}"}}')
+
     until(lambda: (counted("refused"), counted("accepted")) == (2, 1), 20.0, "two are refused")
 
 

@@ -29,6 +29,7 @@ from support.processes.waiting import until
 
 SECONDS = 120.0
 MINUTE = 60.0
+HOURS = 7200.0
 ALWAYS = 1 << 30
 API_AUDIENCE = ("https://kubernetes.default.svc",)
 RBAC = "rbac.authorization.k8s.io"
@@ -128,6 +129,7 @@ class Brokers:
         """Run the agent of a job as one of its pods."""
         found = AgentProcess(self.drill.own(f"{namespace}-{job}") / job, job, broker=broker.url)
         found.home.mkdir()
+        found.linger = HOURS
         token = found.home / "token"
         token.write_text(SignedAgent(self.api, namespace, job).token)
         found.main = (*found.main, "--namespace", namespace, "--token-file", str(token))

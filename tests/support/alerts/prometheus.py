@@ -19,7 +19,8 @@ from support.clusters.programs import Program
 from support.kubernetes import boards, charts
 from support.processes.ports import free_port
 
-SCRAPE_SECONDS = 5
+SCRAPE_SECONDS, STEP_SECONDS = 10, 5
+"""Between two scrapes, which is also their limit, and between two evaluations of the alerts."""
 PROGRAM = charts.ROOT / ".promtool/usr/bin"
 _OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _OWN = {"__name__", "alertname", "alertstate", "severity"}
@@ -61,10 +62,11 @@ class Prometheus:
 
     def _settings(self) -> dict[str, Any]:
         every = f"{SCRAPE_SECONDS}s"
+        intervals = {"scrape_interval": every, "scrape_timeout": every}
         (self._folder / "targets.json").write_text("[]")
-        found = {"files": [str(self._folder / "targets.json")], "refresh_interval": every}
+        found = {"files": [str(self._folder / "targets.json")], "refresh_interval": "5s"}
         return {
-            "global": {"scrape_interval": every, "evaluation_interval": every},
+            "global": {**intervals, "evaluation_interval": f"{STEP_SECONDS}s"},
             "rule_files": [str(boards.ALERTS)],
             "scrape_configs": [{"job_name": "streambroker", "file_sd_configs": [found]}],
         }
@@ -94,10 +96,19 @@ class Prometheus:
         found = self.ask("query", query="max_over_time(up[3h]) == 1")["result"]
         return {one["metric"]["pod"] for one in found}
 
+    def interrupted(self, firing: Firing) -> bool:
+        """Return whether an alert ended because a scrape failed, as on a machine that stands still.
+
+        Alerts with ``for`` begin again then.
+        """
+        namespace = dict(firing.labels).get("namespace", "")
+        query = f'min_over_time(up{{namespace="{namespace}"}}[1m]) == 0'
+        return bool(self.ask("query", query=query, time=f"{firing.end + 20.0}")["result"])
+
     def fired(self, state: str = "firing") -> list[Firing]:
         """Return when each alert fired, or was ``pending``, since the start."""
         query = f'ALERTS{{alertstate="{state}"}}'
-        span = {"start": f"{self.began}", "end": f"{time.time()}", "step": str(SCRAPE_SECONDS)}
+        span = {"start": f"{self.began}", "end": f"{time.time()}", "step": str(STEP_SECONDS)}
         found = []
         for series in self.ask("query_range", query=query, **span)["result"]:
             labels = _labels(series["metric"])
@@ -131,7 +142,7 @@ def _runs(times: list[float]) -> Iterator[tuple[float, float]]:
     """Yield begin and end of each run of times that follow each other step by step."""
     begin = last = times[0]
     for at in times[1:]:
-        if at - last > 1.5 * SCRAPE_SECONDS:
+        if at - last > 3 * STEP_SECONDS:
             yield begin, last
             begin = at
         last = at

@@ -51,7 +51,9 @@ def agents(drill: Drill, name: str, environment: dict[str, str] | None = None, *
     drill.prometheus.follow(name, "feed-1", port)
     port = free_port()
     made.importer.environment = {"STREAMBROKER_METRICS_PORT": str(port)}
-    made.importer.restart()
+    for agent in (made.exporter, made.importer):
+        agent.linger = HOURS  # without a query, too
+        agent.restart()
     drill.prometheus.follow(name, "alerts-1", port)
     return made
 
@@ -60,7 +62,9 @@ def alone(drill: Drill, name: str, secured: Authority | None = None) -> AgentPro
     """Run one agent without a broker, scraped."""
     port = free_port()
     given = {"STREAMBROKER_METRICS_PORT": str(port)}
-    agent = AgentProcess(drill.own(name) / "feed", "feed", environment=given, secured=secured)
+    agent = AgentProcess(
+        drill.own(name) / "feed", "feed", environment=given, secured=secured, linger=HOURS
+    )
     agent.prepare()
     drill.stack.callback(agent.kill)
     agent.start()
@@ -244,7 +248,7 @@ def withhold_side(drill: Drill) -> None:
         reporter=Reporter(),  # type: ignore[arg-type]
     )
     micros = round(time.time() * 1e6)
-    made.bind(Window(number=1, time=micros, watermark=None, bucket=0, buckets=1), Sink())  # type: ignore[arg-type]
+    made.bind(Window(number=1, time=micros, watermark=None, bucket=0, buckets=1), Sink())
     made.begin_window()
     made.process("main", main)
     made.end_window()

@@ -402,6 +402,7 @@ def _any_status() -> dict[str, Any]:
     export = _Item(readers={"r": reader}, control={"accepted": counts, "published": counts})
     return {
         "exports": {"e": export},
+        "losses": {"i": 0},
         "controlLog": {"accepted": counts, "applied": counts, "waiting": 0},
         "sides": [_Item(query="q", operator="o", input="i", version="v")],
         "ruleFigures": [_Item()],
