@@ -168,7 +168,7 @@ def test_the_log_has_a_line_for_each_rule_of_an_update(caplog: pytest.LogCapture
         [
             "rule a, version 1: added from the first window on",
             "rule b, version 1: added from the first window on",
-            "rule d, version 1: refused at the window after 7",
+            "rule d, version 1: refused",
             "rule a, version 2: replaced from the window after 7 on",
             "rule b, version 1: kept from the window after 7 on",
             "rule b, version 2: scheduled from the window after 7 on",
