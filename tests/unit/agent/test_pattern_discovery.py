@@ -226,8 +226,14 @@ def test_files_of_a_directory_are_rules_and_changes_are_taken_in(tmp_path: Path)
     [
         ("a.json", '{"id": ', "file a.json cannot be read"),
         ("a.json", "[7]", "file a.json has 7 where a rule is expected"),
-        ("a.yaml", "{id: [", "file a.yaml cannot be read"),
-        ("a.yaml", "x: *lost", "file a.yaml cannot be read"),
+        (
+            "a.yaml",
+            "id: a\nkey: [a}",
+            "cannot be read: line 2, column 8: expected ',' or ']', but got '}',"
+            " while parsing a flow sequence",
+        ),
+        ("a.yaml", "x: *lost", "cannot be read: line 1, column 4: found undefined alias 'lost'"),
+        ("a.yaml", "x: \0", "unacceptable character #x0000: special characters are not allowed in"),
         ("a.yaml", "just text", "has 'just text' where a rule is expected"),
     ],
 )
