@@ -163,7 +163,7 @@ def test_the_log_has_a_line_for_each_rule_of_an_update(caplog: pytest.LogCapture
     update([document("a", 2), document("b"), later, document("c"), document("d", pattern={})])
     update([document("a", 2)])
 
-    lines = [line.partition(" (")[0] for line in caplog.messages if "no window" not in line]
+    lines = [line.partition(" (")[0] for line in caplog.messages]
     assert sorted(lines) == sorted(
         [
             "rule a, version 1: added from the first window on",
