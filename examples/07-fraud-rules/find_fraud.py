@@ -39,6 +39,7 @@ found = (
 )
 query = found.foreach_batch(show_matches, checkpoint="checkpoints/fraud")
 try:
-    query.awaitTermination()
+    while not query.awaitTermination(15):
+        print("waiting", found.rules.waiting().rows, "payments", flush=True)
 except KeyboardInterrupt:
     query.stop()

@@ -188,6 +188,7 @@ def test_fraud_rules_change_while_the_job_runs(tmp_path: Path) -> None:
         end = shows(job, r"^rule tested-card 2 refused ContentDiffers", end)
         reader.run("sed -i 's/version: 2/version: 3/' rules/tested-card.yaml")
         end = shows(job, r"^match tested-card 3 card", end)
+        shows(job, r"^waiting [1-9]\d* payments")
 
 
 @pytest.mark.slow

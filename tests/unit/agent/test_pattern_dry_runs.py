@@ -118,3 +118,23 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 def test_what_does_not_fit_is_refused(why: str, given: dict[str, Any]) -> None:
     with pytest.raises(AlignedError, match=why):
         dry_run(events("A1"), **{"rule": PATTERN, "event_time": "at", **given})
+
+
+@pytest.mark.parametrize("condition", ["at > first(a.at)", "at > 5", 'place > "5"', "n > 5"])
+def test_a_condition_that_the_job_refuses_for_its_types_is_refused_where_types_are_known(
+    condition: str,
+) -> None:
+    pattern = Pattern.begin("a").followed_by("b").where(condition)
+
+    for typed in (events("A1 B3"), events("A1 B3").to_batches()[0]):
+        with pytest.raises(AlignedError, match=r"refused \(Invalid\): stage `b`: .*expected"):
+            dry_run(typed, pattern, event_time="at")
+    assert dry_run(events("A1 B3").to_pylist(), pattern, event_time="at").matches == []
+
+
+def test_the_fields_of_a_struct_have_types() -> None:
+    table = events("A1 B3", st=[{"x": 1}, {"x": 2}])
+
+    assert places(dry_run(table, Pattern.begin("a").where("st.x > 1"), event_time="at")) == [[1]]
+    with pytest.raises(AlignedError, match="stage `a`"):
+        dry_run(table, Pattern.begin("a").where('st.x > "1"'), event_time="at")

@@ -132,6 +132,18 @@ def test_how_far_a_query_is_is_reported_of_rules_that_some_bucket_has() -> None:
     assert {one.rule: one.alive for one in driver.metrics()} == {"r": 0, "s": 0}
 
 
+def test_the_metrics_of_a_version_that_was_replaced_stay_with_its_window() -> None:
+    driver = DriverTally(lambda _: None)
+    driver.add_all([window(0, 3, 4)])
+    replaced = RuleMetrics(rule="r", version=2, since=5)
+    driver.add_all([WindowMetrics(bucket=0, window=5, rules=(replaced,))])
+
+    first, second = driver.metrics()
+
+    assert (first.version, first.since, first.matches, first.alive) == (1, 2, 1, 0)
+    assert (second.version, second.since) == (2, 5)
+
+
 def plan(file: TickFile) -> TickPlan:
     return TickPlan(**json.loads(file.path.read_text()))
 

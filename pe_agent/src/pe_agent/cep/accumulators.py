@@ -35,6 +35,7 @@ class Tally:
 
     Attributes:
         sums: by rule, the sum of each metric but ``run_counts``.
+        since: by rule, the latest window in which a bucket received it.
         active_since: by bucket, the rules with metrics so far, and since when each is active.
         run_counts: by bucket, the runs of each rule after its last window.
         stopped: rules that failed.
@@ -46,6 +47,7 @@ class Tally:
     """
 
     sums: dict[RuleVersion, dict[str, int]] = field(default_factory=dict)
+    since: dict[RuleVersion, int] = field(default_factory=dict)
     active_since: dict[int, dict[RuleVersion, int]] = field(default_factory=dict)
     run_counts: dict[int, dict[RuleVersion, int]] = field(default_factory=dict)
     stopped: list[RuleFailure] = field(default_factory=list)
@@ -68,6 +70,7 @@ class Tally:
             for what in _SUMMED_FIELDS:
                 sums[what] += getattr(one, what)
             active[name], run_counts[name] = one.since, one.alive
+            self.since[name] = max(one.since, self.since.get(name, 0))
         for failure in window.stopped:  # also one that has no metrics: it failed at once
             self.sums.setdefault((failure.rule, failure.version), dict.fromkeys(_SUMMED_FIELDS, 0))
         self.stopped += window.stopped
@@ -91,15 +94,12 @@ class Tally:
         )
 
     def metrics(self) -> list[RuleMetrics]:
-        """Return the metrics of each rule, over all buckets."""
+        """Return the metrics of each version of a rule, over all buckets."""
         return [
             RuleMetrics(
                 rule=name[0],
                 version=name[1],
-                since=max(
-                    (active[name] for active in self.active_since.values() if name in active),
-                    default=0,
-                ),
+                since=self.since.get(name, 0),
                 alive=sum(runs.get(name, 0) for runs in self.run_counts.values()),
                 **self.sums[name],
             )

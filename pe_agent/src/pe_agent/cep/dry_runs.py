@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from pe_agent.cep.key_selectors import Key, check_selector, to_selector
+from pe_agent.filters import to_spark_schema
 from streambroker_core.cep.engine import trace as explain
 from streambroker_core.cep.engine.trace import DryRun
 from streambroker_core.cep.engine.watermark_buffer import event_times
@@ -17,6 +18,7 @@ from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.document import read_rule
 from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
 from streambroker_core.errors import AlignedError
+from streambroker_core.model.schema import Schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,7 +44,8 @@ def dry_run(
     alone, and were not due at the last event, are in ``left``.
 
     Args:
-        events: a DataFrame that is no stream, an Arrow table or batch, or rows.
+        events: a DataFrame that is no stream, an Arrow table or batch, or rows. Rows have no types,
+            so conditions are not checked against them.
         rule: the rule to try; its key and limits apply, its function is not called.
         event_time: column with the event time: timestamps, or microseconds as integers.
         key: key of rules without one, as for `match_rules`.
@@ -60,7 +63,9 @@ def dry_run(
             raise AlignedError(
                 f"the {what} {column} is not a column of the events; they have {', '.join(names)}."
             )
-    tried = _validate_rule(rule, functions or {}, names)
+    is_typed = isinstance(events, pa.Table | pa.RecordBatch) or hasattr(events, "toArrow")
+    schema = to_spark_schema(table.schema) if is_typed else None
+    tried = _validate_rule(rule, functions or {}, names, schema)
     rows, times = table.to_pylist(), dict[int, int]()
     for row, time in zip(rows, _read_times(table, event_time), strict=True):
         if time is not None and (tried.starts is None or time >= tried.starts):
@@ -90,7 +95,10 @@ def _as_table(events: Any) -> pa.Table:
 
 
 def _validate_rule(
-    rule: Rule, functions: Mapping[str, ConditionFunction], names: list[str]
+    rule: Rule,
+    functions: Mapping[str, ConditionFunction],
+    names: list[str],
+    schema: Schema | None,
 ) -> PatternProcessor:
     checked: Any = rule
     if isinstance(checked, Pattern):
@@ -100,6 +108,7 @@ def _validate_rule(
         functions=functions,
         outputs=frozenset() if output is None else frozenset({output}),
         fields=frozenset(names),
+        schema=schema,
     )
     _, (outcome,) = RuleSet().apply_update([checked], context)
     if outcome.change == "refused":

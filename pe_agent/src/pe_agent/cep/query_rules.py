@@ -133,15 +133,15 @@ class QueryRules:
             listener(outcomes)
 
     def _log_outcome(self, outcome: RuleUpdate) -> None:
-        last = self.tally.window
-        window = "the first window" if last is None else f"the window after {last}"
         if outcome.change == "refused":
             if self._outcomes.get(outcome.rule) != outcome:
                 log.warning(
-                    "rule %s, version %s: refused at %s (%s): %s",
-                    outcome.rule, outcome.version, window, outcome.reason, outcome.message,
+                    "rule %s, version %s: refused (%s): %s",
+                    outcome.rule, outcome.version, outcome.reason, outcome.message,
                 )  # fmt: skip
             return
+        last = self.tally.window
+        window = "the first window" if last is None else f"the window after {last}"
         log.info(
             "rule %s, version %s: %s from %s on",
             outcome.rule,

@@ -121,6 +121,8 @@ def _spark_type(arrow: pa.DataType) -> str:
         return _spark_type(arrow.value_type)
     if _is_list(arrow):
         return f"array<{_spark_type(arrow.value_type)}>"
+    if pa.types.is_struct(arrow):
+        return f"struct<{','.join(f'{one.name}:{_spark_type(one.type)}' for one in arrow)}>"
     return f"arrow {arrow}"
 
 

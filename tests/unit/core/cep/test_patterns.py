@@ -306,6 +306,15 @@ def test_what_is_hardly_meant_is_warned_of() -> None:
     assert compile_pattern(ab().within(5)).warnings == ()
 
 
+def test_only_a_pattern_whose_runs_can_wait_is_warned_that_it_has_no_window() -> None:
+    one, group = Pattern.begin("a"), Pattern.begin("a").times(2)
+
+    assert compile_pattern(one.skipping(Skip(strategy="skip_past_last"))).warnings == ()
+    assert compile_pattern(Pattern.begin(one)).warnings == ()
+    for waiting in (ab(), one.one_or_more(), group, Pattern.begin(group), Pattern.begin(ab())):
+        assert any("no window" in each for each in compile_pattern(waiting).warnings)
+
+
 def test_a_skip_without_its_stage_fails_only_where_asked() -> None:
     pattern = a().optional().next("b").where('n == "b"')
 

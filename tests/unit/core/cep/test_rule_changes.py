@@ -318,6 +318,18 @@ def test_d11_an_invalid_new_version_leaves_the_old_one_in_force() -> None:
 
     assert after == before
     assert (outcome.change, outcome.version) == ("refused", 2)
+    assert outcome.message.endswith("; version 1 stays in force as it was")
+    _, (again,) = before.with_disabled("r1", 1).apply_update([{"id": "r1", "version": 2}])
+    assert again.message.endswith("; version 1 stays off")
+
+
+def test_a_refusal_names_no_version_if_another_one_takes_over_in_the_same_update() -> None:
+    wanted = [rule("r1", 2, "AC"), {"id": "r1", "version": 3, "pattern": {"stages": []}}]
+
+    _, outcomes = rule_set(rule("r1", 1, "AB")).apply_update(wanted)
+
+    (refused,) = (each for each in outcomes if each.change == "refused")
+    assert "stays" not in refused.message
 
 
 def raising(row: Any, run: Any) -> bool:
@@ -384,7 +396,7 @@ def test_d13_a_lower_version_is_refused() -> None:
 
     assert after == before
     assert (outcome.change, outcome.reason) == ("refused", "VersionTooLow")
-    assert outcome.message == "version 1 is lower than 2, which is active"
+    assert outcome.message == "version 1 is lower than 2; version 2 stays in force as it was"
 
 
 def test_the_same_version_with_other_content_is_refused() -> None:

@@ -103,6 +103,13 @@ def _ends_negated(elements: tuple[Element, ...]) -> bool:
     return last.contiguity in NEGATED
 
 
+def _can_wait(elements: tuple[Element, ...]) -> bool:
+    """Return whether a run may need a second event."""
+    first = elements[0]
+    inner = isinstance(first, Group) and any(map(_can_wait, first.branches))
+    return len(elements) > 1 or inner or first.quantifier.kind != "one"
+
+
 def _check_pattern(pattern: Pattern, window: int) -> None:
     names = {stage.name for stage in pattern.stages()}
     for stage in pattern.stages():
@@ -193,7 +200,7 @@ class _NfaCompiler:
         )
 
     def _warn(self, window: int) -> None:
-        if not window:
+        if not window and _can_wait(self.pattern.elements):
             self.warnings.append(
                 "no window: runs that wait for an event that never comes are kept until a limit"
             )

@@ -44,7 +44,7 @@ class RuleUpdate:
         rule: id of the rule, or its position in the list without one.
         reason: why it was refused: Invalid, VersionTooLow, ContentDiffers, KeyUnknown, KeyInvalid,
             KeyNotCopied, FieldUnknown, FunctionUnknown; empty if it was not.
-        message: explanation of the refusal.
+        message: explanation of the refusal, and which version of the id stays.
         warnings: constructs that are allowed but probably not intended.
     """
 
@@ -198,7 +198,17 @@ class RuleSet:
             if name not in rules
         ]
         remaining = {name: versions for name, versions in rules.items() if versions}
-        return RuleSet(remaining, self.disabled & _rule_keys(remaining)), outcomes
+        updated = RuleSet(remaining, self.disabled & _rule_keys(remaining))
+        return updated, [self._with_kept_version(each, updated) for each in outcomes]
+
+    def _with_kept_version(self, outcome: RuleUpdate, updated: RuleSet) -> RuleUpdate:
+        """Return an outcome; a refusal names the version that was in the set and still is."""
+        before, after = self.rules.get(outcome.rule), updated.rules.get(outcome.rule)
+        if outcome.change != "refused" or not before or not after or before[0] != after[0]:
+            return outcome
+        version = after[0].version
+        state = "off" if (outcome.rule, version) in updated.disabled else "in force as it was"
+        return replace(outcome, message=f"{outcome.message}; version {version} stays {state}")
 
     def _retained_versions(
         self, name: str, read: list[PatternProcessor]
@@ -427,7 +437,7 @@ def _add_version(
         raise RuleError(
             rule.id,
             "VersionTooLow",
-            f"version {rule.version} is lower than {before[-1].version}, which is active",
+            f"version {rule.version} is lower than {before[-1].version}",
         )
     if before and rule.version == before[-1].version:
         raise RuleError(rule.id, "ContentDiffers", f"version {rule.version} is listed twice")

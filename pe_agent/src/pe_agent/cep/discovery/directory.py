@@ -117,5 +117,10 @@ def _parse_yaml(text: str) -> list[Any]:
         raise DiscoveryError("YAML needs PyYAML: install it, or write JSON.") from error
     try:
         return [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        cause = ", ".join(filter(None, (error.problem, error.context)))
+        raise ValueError(where + cause) from error
     except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(" ".join(str(error).split())) from error
