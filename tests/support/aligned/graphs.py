@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from random import Random
 
 import pyarrow as pa
@@ -20,7 +20,9 @@ from streambroker_core.control.operators.operator import Blobs, Changes, Input, 
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.emitter import EmittedControl, Stage
+from streambroker_core.control.runtime.hop import hand_over
 from streambroker_core.control.runtime.packing import (
+    Arrival,
     Packed,
     by_bucket,
     pack,
@@ -41,6 +43,7 @@ Entry = tuple[str, ...]
 """What an operator saw: ``("row", port, value)``, ``("control", port, id)``, ``("begin",)``, …"""
 Log = dict[tuple[str, int], list[tuple[int, tuple[Entry, ...]]]]
 """By node and bucket: the windows it ran, and what it saw in each."""
+Given = Packed | Arrival
 
 _TOKEN = re.compile(r"D(\d+)(?:@(\d+))?|([BIE]|T(\d+))\((\w+)\)")
 _DELIVERY = {"B": Delivery.BEGIN, "I": Delivery.IMMEDIATE, "E": Delivery.END_WINDOW}
@@ -64,6 +67,7 @@ class Node:
             each row whose value ends with 0.
         delivery: of these.
         keyed: rows are spread by ``k``; else by their sequence.
+        stays: it declares ``stays_in_bucket``.
     """
 
     name: str
@@ -75,6 +79,7 @@ class Node:
     delivery: Delivery = Delivery.END_WINDOW
     once: bool = False
     keyed: bool = True
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +179,7 @@ class Scripted(Operator):
     def __init__(self, node: Node, seen: list[Entry], fail_at: int | None = None) -> None:
         self.inputs = tuple(Input(name=port) for port in node.inputs)
         self.outputs = node.outputs
+        self.stays_in_bucket = node.stays  # type: ignore[misc]
         self._node, self._seen, self._fail_at = node, seen, fail_at
         self._count = 0
         self._steps = 0
@@ -247,7 +253,7 @@ class Steady:
         del rows
         return []
 
-    def shuffled(self, given: list[Packed]) -> list[Packed]:
+    def shuffled(self, given: list[Given]) -> list[Given]:
         return given
 
     def partitions(self) -> int:
@@ -267,7 +273,7 @@ class Wild(Steady):
     def cuts(self, rows: int) -> list[int]:
         return sorted(self._random.choices(range(rows + 1), k=self._random.randrange(4)))
 
-    def shuffled(self, given: list[Packed]) -> list[Packed]:
+    def shuffled(self, given: list[Given]) -> list[Given]:
         self._random.shuffle(given)
         return given
 
@@ -301,8 +307,8 @@ class Plant:
             self.before = turn.watermark
         return self
 
-    def _arrivals(self, node: Node, turn: Turn) -> dict[int, list[Packed]]:
-        arrived: dict[int, list[Packed]] = {}
+    def _arrivals(self, node: Node, turn: Turn) -> dict[int, list[Given]]:
+        arrived: dict[int, list[Given]] = {}
         for rank, edge in self.graph.into(node.name):
             layout = layout_of(node, edge.port)
             for batch in self._sent(edge, layout, turn, sequence(rank=rank)):
@@ -340,7 +346,7 @@ class Plant:
             yield pack(batch.slice(first, cut - first), layout, seq + first)
             first = cut
 
-    def _window(self, node: Node, bucket: int, turn: Turn, packed: list[Packed]) -> None:
+    def _window(self, node: Node, bucket: int, turn: Turn, packed: list[Given]) -> None:
         where = (node.name, bucket)
         blobs = self.state.setdefault(where, {})
         before = dict(blobs)
@@ -361,19 +367,22 @@ class Plant:
         self.applied += [(node.name, one) for one in outcome.applied]
         self.log.setdefault(where, []).append((turn.number, tuple(seen)))
 
+    def _stage(self, node: Node) -> Stage:
+        return Stage(query=QUERY, operator=node.name, buckets=node.buckets, limits=self.limits)
+
     def _run(
         self,
         node: Node,
         bucket: int,
         turn: Turn,
-        packed: Sequence[Packed],
+        packed: Sequence[Given],
         seen: list[Entry],
         fail_at: int | None = None,
     ) -> WindowResult:
         kind = Scripted if node.answer is None else Aware
         runner = AlignedRunner(
             lambda: kind(node, seen, fail_at),
-            Stage(query=QUERY, operator=node.name, buckets=node.buckets, limits=self.limits),
+            self._stage(node),
             layouts={port: layout_of(node, port) for port in node.inputs},
         )
         watermark, later = in_turn(self.graph, node, self.before, turn.watermark)
@@ -386,6 +395,30 @@ class Plant:
             later=later,
         )
         return runner.run(window, packed, self.state[node.name, bucket])
+
+
+@dataclass
+class SharedPlant(Plant):
+    """Runs a chain in one hop: the operators of a bucket hand over what they emit."""
+
+    def run(self, windows: Iterable[Turn]) -> Plant:
+        nodes = self.graph.nodes
+        for turn in windows:
+            self.outcomes = {}
+            for bucket, arrived in self._arrivals(nodes[0], turn).items():
+                given = arrived
+                for node, following in zip_longest(nodes, nodes[1:]):
+                    self._window(node, bucket, turn, given)
+                    if following is None:
+                        break
+                    outcome, layout = self.outcomes[node.name, bucket], layout_of(following, "in")
+                    given = [*hand_over(outcome, "out", layout, bucket, lambda batch: batch)]
+                    if not given:
+                        break
+        return self
+
+    def _stage(self, node: Node) -> Stage:
+        return replace(super()._stage(node), shared=node is not self.graph.nodes[-1])
 
 
 def due(wake: int | None, watermark: int | None) -> bool:

@@ -295,6 +295,10 @@ class Stream:
         """Return the columns of the rows."""
         return self.plan.schema()
 
+    def explain(self) -> list[str]:
+        """Return which operators before the stream share a hop and which do not, and why."""
+        return self.plan.explain_hops()
+
     def to_df(self, *, again: bool | None = None) -> DataFrame:
         """Return the rows as a streaming DataFrame, without control.
 

@@ -123,21 +123,15 @@ def pack(batch: pa.RecordBatch, layout: Layout, seq: int | pa.Array) -> pa.Recor
     Raises:
         OperatorError: a column has a reserved name, or the key does not fit.
     """
-    for name in batch.schema.names:
-        if name.startswith(RESERVED):
-            raise OperatorError(
-                f"rows of input {layout.port} have a column {name}: names that begin with"
-                f" {', '.join(RESERVED)} are reserved. Rename it."
-            )
     if not batch.num_rows:
+        _check_names(batch, layout)
         return packed_rows([])
     order = (
         consecutive_numbers(seq, batch.num_rows)
         if isinstance(seq, int)
         else _check_ascending(seq, layout)
     )
-    schema = _packed_schema(batch.schema.remove_metadata(), layout)
-    numbered = pa.RecordBatch.from_arrays([order, *batch.columns], schema=schema)
+    numbered = number_rows(batch, layout, order)
     if layout.broadcast:
         packed = _pack_row(numbered)
         return packed_rows((bucket, packed) for bucket in range(layout.buckets))
@@ -145,6 +139,17 @@ def pack(batch: pa.RecordBatch, layout: Layout, seq: int | pa.Array) -> pa.Recor
     return packed_rows(
         (bucket, _pack_row(rows)) for bucket, rows in _split_by_bucket(numbered, buckets)
     )
+
+
+def number_rows(batch: pa.RecordBatch, layout: Layout, order: pa.Array) -> pa.RecordBatch:
+    """Return rows with their sequence as first column, as ``unpack`` returns them.
+
+    Raises:
+        OperatorError: a column has a reserved name.
+    """
+    _check_names(batch, layout)
+    schema = _packed_schema(batch.schema.remove_metadata(), layout)
+    return pa.RecordBatch.from_arrays([order, *batch.columns], schema=schema)
 
 
 def pack_control(
@@ -271,6 +276,15 @@ def _strip_metadata(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> p
     """Return control tuples without the metadata that packing adds."""
     remaining = {key: value for key, value in metadata.items() if key not in (_VERSION, _PORT)}
     return batch.replace_schema_metadata(remaining)
+
+
+def _check_names(batch: pa.RecordBatch, layout: Layout) -> None:
+    for name in batch.schema.names:
+        if name.startswith(RESERVED):
+            raise OperatorError(
+                f"rows of input {layout.port} have a column {name}: names that begin with"
+                f" {', '.join(RESERVED)} are reserved. Rename it."
+            )
 
 
 def _check_ascending(seq: pa.Array, layout: Layout) -> pa.Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,36 @@ class Feed:
     delay: str | None = None
     port: str = ""
     slotted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hop:
+    """A shuffle and what follows it: one operator, or several in a chain.
+
+    Attributes:
+        config: the first operator; it names the others.
+        feeds: what feeds it.
+        marks: aliases of the operators in the plans of queries.
+    """
+
+    config: OperatorConfig
+    feeds: tuple[Feed, ...]
+    marks: tuple[str, ...]
+
+    def operators(self) -> tuple[OperatorConfig, ...]:
+        """Return the operators in their order."""
+        return (self.config, *self.config.following)
+
+    def extend(self, config: OperatorConfig, output: str, mark: str) -> Hop:
+        """Return the hop with one more operator, which reads an output of the last one."""
+        following = (*self.config.following, replace(config, reads=output))
+        first = replace(self.config, following=following)
+        return replace(self, config=first, marks=(*self.marks, mark))
+
+    def run(self) -> DataFrame:
+        """Return what its last operator emits."""
+        frame = run_operator(self.config, self.feeds)
+        return reduce(lambda marked, mark: marked.alias(mark), self.marks, frame)
 
 
 def prepare_session(spark: SparkSession) -> None:

@@ -1,6 +1,7 @@
-"""One operator inside Spark: ``transformWithStateInPandas`` by slot, around ``AlignedRunner``.
+"""A hop inside Spark: ``transformWithStateInPandas`` by slot, around ``AlignedRunner``.
 
-Spark calls it for each slot that has packed rows in a micro-batch, and for each whose timer is due.
+A hop has one operator, or several in a chain, as ``control.runtime.hop`` in core describes. Spark
+calls it for each slot that has packed rows in a micro-batch, and for each whose timer is due.
 It runs the windows of those buckets of the slot that have rows or whose time has come. State is
 accessed only here, and written only when all these windows have run to their end. So a failed
 window leaves Spark's store unchanged.
@@ -13,7 +14,8 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -33,14 +35,22 @@ from pe_agent.aligned.runtime.frames import (
 from pe_agent.aligned.runtime.idleness import InputTiming, active_watermark
 from pe_agent.aligned.runtime.progress_messages import CLOCK_BUCKET, PROGRESS_ROW
 from pe_agent.aligned.runtime.state_names import open_states
-from pe_agent.aligned.runtime.state_store import BucketState, GroupState, SparkBlobs
+from pe_agent.aligned.runtime.state_store import (
+    BucketState,
+    GroupState,
+    SparkBlobs,
+    read_groups,
+    write_groups,
+)
 from pe_agent.spark.worker import QUERY_ID, freeze_modules, task_property
 from streambroker_core.control.operators.operator import Operator, OperatorError, Window
+from streambroker_core.control.runtime import hop
 from streambroker_core.control.runtime import runner_state as keeping
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.emitter import EmittedRows, Stage
 from streambroker_core.control.runtime.packing import (
+    Arrival,
     Packed,
     consecutive_numbers,
     pack_control_row,
@@ -107,6 +117,8 @@ class OperatorConfig:
         report: output for applied control tuples, or None.
         counts: output for counts of control tuples, or None.
         slots: a group of Spark's is a slot; else it is one bucket, as in earlier releases.
+        reads: output of the operator before it in the hop that it receives; None for the first.
+        following: the operators that share its hop, in order.
     """
 
     make: Callable[[], Operator]
@@ -123,6 +135,8 @@ class OperatorConfig:
     counts: str | None = None
     pass_invalid: bool = False
     slots: bool = True
+    reads: str | None = None
+    following: tuple[OperatorConfig, ...] = ()
 
 
 EventTimes = tuple[int | None, int | None]
@@ -135,8 +149,94 @@ class _BucketInput:
     progress: list[progress_messages.ProgressMessage] = field(default_factory=list)
 
 
+class _HostedOperator:
+    """An operator of a hop in a task.
+
+    ``following`` is the next operator of the hop; None for the last.
+    """
+
+    def __init__(self, config: OperatorConfig, following: OperatorConfig | None) -> None:
+        self.config, self._following = config, following
+        self._runner: AlignedRunner | None = None
+        self._logged_refusals: set[str] = set()
+
+    def run(
+        self, window: Window, arrived: Sequence[Packed | Arrival], blobs: SparkBlobs
+    ) -> WindowResult:
+        """Run a window of a bucket, and write the blobs that it changed."""
+        outcome = self._get_runner().run(window, arrived, blobs)
+        blobs.apply(outcome.changes)
+        self._log_refusals(outcome)
+        self._log_lost_attributes(outcome)
+        return outcome
+
+    def hand_over(self, outcome: WindowResult, bucket: int) -> list[Arrival]:
+        """Return what the next operator of the hop receives; empty for nothing."""
+        config, following = self.config, self._following
+        if following is None or following.reads is None:
+            return []
+        ((_, layout),) = following.layouts.items()
+        conforming = partial(
+            _conform,
+            schema=config.schemas[following.reads],
+            producer=f"operator {config.name}, output {following.reads},",
+        )
+        return hop.hand_over(outcome, following.reads, layout, bucket, conforming)
+
+    def check_checkpoint(self, blobs: SparkBlobs) -> None:
+        """Keep whose state it is; raise StateError if the checkpoint does not fit."""
+        config, stage = self.config, self._operator_context()
+        version = config.make().state_version
+        runner_state = keeping.read_runner_state(blobs, stage, version, tuple(config.layouts))
+        layouts = {port: layout.text() for port, layout in config.layouts.items()}
+        keeping.check_layouts(runner_state, layouts, stage)
+        changes = runner_state.changes(stage, {"clock": b""}, version)
+        del changes["clock"]
+        blobs.apply(changes)
+
+    def _log_refusals(self, outcome: WindowResult) -> None:
+        for why in outcome.refused:
+            if why not in self._logged_refusals:
+                self._logged_refusals.add(why)
+                log.warning("a control tuple has passed an operator: %s", why)
+
+    def _log_lost_attributes(self, outcome: WindowResult) -> None:
+        for name in outcome.lost_attributes:
+            place = f"{self._get_runner().operator_name}.{name}"
+            if place not in _LOGGED_ATTRIBUTES:
+                _LOGGED_ATTRIBUTES.add(place)
+                log.warning(
+                    "a callback has set %s, and the next window does not see it: declare it as a"
+                    " field of a dataclass to keep it, or name it in transient",
+                    place,
+                )
+
+    def _get_runner(self) -> AlignedRunner:
+        if self._runner is None:
+            self._runner = AlignedRunner(
+                self.config.make,
+                self._operator_context(),
+                layouts=self.config.layouts,
+                thread=threading.get_ident,
+                report=self.config.report is not None,
+            )
+        return self._runner
+
+    def _operator_context(self) -> Stage:
+        config = self.config
+        return Stage(
+            query=_require_property(QUERY_ID),
+            operator=config.name,
+            buckets=config.buckets,
+            order_by=config.order_by,
+            limits=config.limits,
+            pass_invalid=config.pass_invalid,
+            shared=self._following is not None,
+        )
+
+
 class GroupProcessor(StatefulProcessor):
-    """Runs the windows of an operator; Spark makes one for each partition and micro-batch."""
+    """Runs the windows of a hop; Spark makes one for each partition and micro-batch."""
 
     def __init__(self, config: OperatorConfig) -> None:
         self._config = config
@@ -145,8 +245,10 @@ class GroupProcessor(StatefulProcessor):
         """Open the state."""
         self._handle = handle
         self._value, self._values = open_states(handle, slots=self._config.slots)
-        self._runner: AlignedRunner | None = None
-        self._logged_refusals: set[str] = set()
+        configs = (self._config, *self._config.following)
+        self._operators = [
+            _HostedOperator(*one) for one in zip_longest(configs, self._config.following)
+        ]
 
     def close(self) -> None:
         """Exempt the loaded modules from garbage collection."""
@@ -181,16 +283,16 @@ class GroupProcessor(StatefulProcessor):
         timers: Any,
         fired_timer: int | None = None,
     ) -> Iterator[pd.DataFrame]:
-        stored, config = self._value.get(), self._config
+        stored, names = self._value.get(), [one.config.name for one in self._operators]
         data = None if stored is None else bytes(stored[0])
-        group = GroupState(data, config.name, None if config.slots else key)
-        now, previous_wake = self._spark_watermark(timers), group.wake_at()
-        output = _OutputBuffer(config)
-        for bucket in sorted(received.keys() | group.due(now)):
+        groups = read_groups(data, names, None if self._config.slots else key)
+        now, previous_wake = self._spark_watermark(timers), groups[0].wake_at()
+        output = _OutputBuffer(self._operators[-1].config)
+        for bucket in sorted(received.keys() | groups[0].due(now)):
             arrived = received.get(bucket) or _BucketInput()
-            self._run_bucket(bucket, group, arrived, (now, time), output)
-        self._set_timer(group.wake_at(), previous_wake, fired_timer)
-        changed = group.changed()
+            self._run_bucket(bucket, groups, arrived, (now, time), output)
+        self._set_timer(groups[0].wake_at(), previous_wake, fired_timer)
+        changed = write_groups(groups, names, data)
         if changed is not None:
             self._value.update((changed,))
         return output.frames()
@@ -198,13 +300,13 @@ class GroupProcessor(StatefulProcessor):
     def _run_bucket(
         self,
         bucket: int,
-        group: GroupState,
+        groups: Sequence[GroupState],
         received: _BucketInput,
         clock: tuple[int | None, int],
         output: _OutputBuffer,
     ) -> None:
         """Run the window of a bucket; ``clock`` is Spark's watermark, and the pinned time."""
-        config, own = self._config, group.bucket(bucket)
+        config, own = self._config, groups[0].bucket(bucket)
         spark_watermark, time = clock
         previous = own.window_watermark(spark_watermark, config.watermark_operators)
         for message in received.progress:
@@ -212,12 +314,10 @@ class GroupProcessor(StatefulProcessor):
         times = (spark_watermark, active_watermark(own.input_times, config.timings, time))
         now = max((one for one in times if one is not None), default=None)
         watermark = own.window_watermark(now, config.watermark_operators)
-        blobs = group.blobs(bucket, self._values)
         if bucket == CLOCK_BUCKET:
-            self._advance_clock(own, blobs, watermark, output)
+            self._advance_clock(groups, watermark, output)
         elif received.packed or _is_due(own.wake_at, watermark):
-            packed = received.packed
-            self._run_window(bucket, own, blobs, (previous, watermark), (time, packed), output)
+            self._run_window(bucket, groups, (previous, watermark), (time, received.packed), output)
         own.wake_at = _next_wake(bucket, own, watermark)
 
     def _spark_watermark(self, timers: Any) -> int | None:
@@ -229,100 +329,53 @@ class GroupProcessor(StatefulProcessor):
     def _run_window(
         self,
         bucket: int,
-        state: BucketState,
-        blobs: SparkBlobs,
+        groups: Sequence[GroupState],
         times: EventTimes,
         arrived: tuple[int, list[Packed]],
         output: _OutputBuffer,
     ) -> None:
-        config, number = self._config, int(_require_property("streaming.sql.batchId"))
+        """Run the operators of the hop, each with what the one before it has emitted."""
         watermark, later = _split_watermark(*times)
         window = Window(
-            number=number,
+            number=int(_require_property("streaming.sql.batchId")),
             time=arrived[0],
             watermark=watermark,
             bucket=bucket,
-            buckets=config.buckets,
+            buckets=self._config.buckets,
             later=later,
         )
-        outcome = self._get_runner().run(window, arrived[1], blobs)
-        blobs.apply(outcome.changes)
-        state.wake_at, state.last_watermark = outcome.wake_at, times[1]
-        if outcome.held_at != state.held_at:
-            state.held_at = outcome.held_at
-            output.add_progress(
-                bucket,
-                progress_messages.WatermarkHold(
-                    operator=config.name, bucket=bucket, at=state.held_at
-                ),
-            )
-        self._log_refusals(outcome)
-        self._log_lost_attributes(outcome)
-        output.add_emitted(bucket, outcome)
-        output.add_reports(window, outcome)
-
-    def _log_refusals(self, outcome: WindowResult) -> None:
-        for why in outcome.refused:
-            if why not in self._logged_refusals:
-                self._logged_refusals.add(why)
-                log.warning("a control tuple has passed an operator: %s", why)
-
-    def _log_lost_attributes(self, outcome: WindowResult) -> None:
-        for name in outcome.lost_attributes:
-            place = f"{self._get_runner().operator_name}.{name}"
-            if place not in _LOGGED_ATTRIBUTES:
-                _LOGGED_ATTRIBUTES.add(place)
-                log.warning(
-                    "a callback has set %s, and the next window does not see it: declare it as a"
-                    " field of a dataclass to keep it, or name it in transient",
-                    place,
+        given: Sequence[Packed | Arrival] = arrived[1]
+        for hosted, group in zip(self._operators, groups, strict=True):
+            state = group.bucket(bucket)
+            outcome = hosted.run(window, given, group.blobs(bucket, self._values))
+            state.wake_at, state.last_watermark = outcome.wake_at, times[1]
+            if outcome.held_at != state.held_at:
+                state.held_at = outcome.held_at
+                hold = progress_messages.WatermarkHold(
+                    operator=hosted.config.name, bucket=bucket, at=state.held_at
                 )
-
-    def _get_runner(self) -> AlignedRunner:
-        if self._runner is None:
-            stage = self._operator_context()
-            self._runner = AlignedRunner(
-                self._config.make,
-                stage,
-                layouts=self._config.layouts,
-                thread=threading.get_ident,
-                report=self._config.report is not None,
-            )
-        return self._runner
-
-    def _operator_context(self) -> Stage:
-        config = self._config
-        return Stage(
-            query=_require_property(QUERY_ID),
-            operator=config.name,
-            buckets=config.buckets,
-            order_by=config.order_by,
-            limits=config.limits,
-            pass_invalid=config.pass_invalid,
-        )
+                output.add_progress(bucket, hold)
+            if hosted is self._operators[-1]:
+                output.add_emitted(bucket, outcome)
+                output.add_reports(window, outcome)
+                return
+            given = hosted.hand_over(outcome, bucket)
+            if not given:
+                return
 
     def _advance_clock(
-        self,
-        state: BucketState,
-        blobs: SparkBlobs,
-        watermark: int | None,
-        output: _OutputBuffer,
+        self, groups: Sequence[GroupState], watermark: int | None, output: _OutputBuffer
     ) -> None:
         """Send the time to the next operators; raise StateError if the checkpoint does not fit."""
-        config, stage = self._config, self._operator_context()
-        version = config.make().state_version
-        runner_state = keeping.read_runner_state(state.blobs, stage, version, tuple(config.layouts))
-        layouts = {port: layout.text() for port, layout in config.layouts.items()}
-        keeping.check_layouts(runner_state, layouts, stage)
-        changes = runner_state.changes(stage, {"clock": b""}, version)
-        del changes["clock"]
-        blobs.apply(changes)
+        for hosted, group in zip(self._operators, groups, strict=True):
+            hosted.check_checkpoint(group.blobs(CLOCK_BUCKET, self._values))
+        state = groups[0].bucket(CLOCK_BUCKET)
         if watermark is not None and watermark != state.last_watermark:
             state.last_watermark = watermark
-            output.add_progress(
-                CLOCK_BUCKET,
-                progress_messages.WatermarkUpdate(operator=config.name, watermark=watermark),
+            update = progress_messages.WatermarkUpdate(
+                operator=self._config.name, watermark=watermark
             )
+            output.add_progress(CLOCK_BUCKET, update)
 
     def _set_timer(
         self, wake: int | None, previous_wake: int | None, fired_timer: int | None
