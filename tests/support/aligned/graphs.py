@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 from random import Random
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -20,7 +21,7 @@ from streambroker_core.control.operators.operator import Blobs, Changes, Input, 
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.emitter import EmittedControl, Stage
-from streambroker_core.control.runtime.hop import hand_over
+from streambroker_core.control.runtime.hop import Handover
 from streambroker_core.control.runtime.packing import (
     Arrival,
     Packed,
@@ -44,6 +45,7 @@ Entry = tuple[str, ...]
 Log = dict[tuple[str, int], list[tuple[int, tuple[Entry, ...]]]]
 """By node and bucket: the windows it ran, and what it saw in each."""
 Given = Packed | Arrival
+_Any = TypeVar("_Any")
 
 _TOKEN = re.compile(r"D(\d+)(?:@(\d+))?|([BIE]|T(\d+))\((\w+)\)")
 _DELIVERY = {"B": Delivery.BEGIN, "I": Delivery.IMMEDIATE, "E": Delivery.END_WINDOW}
@@ -253,7 +255,7 @@ class Steady:
         del rows
         return []
 
-    def shuffled(self, given: list[Given]) -> list[Given]:
+    def shuffled(self, given: list[_Any]) -> list[_Any]:
         return given
 
     def partitions(self) -> int:
@@ -273,7 +275,7 @@ class Wild(Steady):
     def cuts(self, rows: int) -> list[int]:
         return sorted(self._random.choices(range(rows + 1), k=self._random.randrange(4)))
 
-    def shuffled(self, given: list[Given]) -> list[Given]:
+    def shuffled(self, given: list[_Any]) -> list[_Any]:
         self._random.shuffle(given)
         return given
 
@@ -405,16 +407,18 @@ class SharedPlant(Plant):
         nodes = self.graph.nodes
         for turn in windows:
             self.outcomes = {}
-            for bucket, arrived in self._arrivals(nodes[0], turn).items():
-                given = arrived
-                for node, following in zip_longest(nodes, nodes[1:]):
-                    self._window(node, bucket, turn, given)
-                    if following is None:
-                        break
-                    outcome, layout = self.outcomes[node.name, bucket], layout_of(following, "in")
-                    given = [*hand_over(outcome, "out", layout, bucket, lambda batch: batch)]
-                    if not given:
-                        break
+            given = self._arrivals(nodes[0], turn)
+            for node, following in zip_longest(nodes, nodes[1:]):
+                for bucket, arrived in given.items():
+                    self._window(node, bucket, turn, arrived)
+                if following is not None:
+                    handover = Handover("out", ROWS, layout_of(following, "in"), lambda rows: rows)
+                    handed = {
+                        bucket: handover.arrivals(self.outcomes[node.name, bucket], bucket)
+                        for bucket in given
+                    }
+                    handover.check(handed)
+                    given = {bucket: [*some] for bucket, some in handed.items() if some}
         return self
 
     def _stage(self, node: Node) -> Stage:

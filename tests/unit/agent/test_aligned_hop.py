@@ -125,7 +125,7 @@ def test_a_window_that_fails_behind_the_first_operator_leaves_the_state_of_both(
     chain.batch(rows(1, 2, 3))
     before = dict(chain.stages[0].state)
     monkeypatch.setattr(Moving, "step", 1)
-    with pytest.raises(OperatorError, match=r"leaves bucket . for input in .* stays_in_bucket"):
+    with pytest.raises(OperatorError, match=r"leaves its bucket for input in .* stays_in_bucket"):
         chain.batch(rows(*range(10)))
     assert chain.stages[0].state == before
     monkeypatch.setattr(Moving, "step", 0)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from streambroker_core.control.operators.operator import Operator, OperatorError
 from streambroker_core.control.operators.typed_operator import TypedOperator
-from streambroker_core.control.runtime.buckets import Layout
-from streambroker_core.control.runtime.hop import find_obstacle, hand_over
+from streambroker_core.control.runtime.buckets import Layout, bucket_for_key
+from streambroker_core.control.runtime.hop import Handover, find_obstacle
+from streambroker_core.control.runtime.packing import Arrival
 from streambroker_core.control.runtime.runner import WindowResult
 from support.aligned.draws import nodes, windows
 from support.aligned.graphs import Graph, Note, Plant, SharedPlant, Turn, Wild, chain
@@ -95,20 +96,32 @@ def test_operators_share_a_hop_where_no_bucket_needs_what_another_emits() -> Non
     assert find_obstacle(Stays(), side, KEYED) is None
 
 
-def test_a_row_that_leaves_its_bucket_fails_the_window_and_names_the_remedy() -> None:
-    outcome = run(Stays, rows(5, 6, 7))
+def handed(layout: Layout, output: str = "out") -> tuple[Handover, list[Arrival]]:
+    """Return what an operator that has received some rows in one bucket hands over."""
+    schema = pa.schema([("k", pa.int64())])
+    handover = Handover(output, schema, layout, lambda emitted: emitted.cast(schema))
+    return handover, handover.arrivals(run(Stays, rows(5, 6, 7)), 0)
 
-    def conform(emitted: pa.RecordBatch) -> pa.RecordBatch:
-        return emitted.cast(pa.schema([("k", pa.int64())]))
 
-    layout = replace(KEYED, buckets=1)
-    (arrival,) = hand_over(outcome, "out", layout, 0, conform)
+def test_a_row_that_leaves_its_bucket_is_refused_with_the_remedy() -> None:
+    handover, (arrival,) = handed(KEYED)
     assert arrival.rows is not None
     assert arrival.rows.column("k").to_pylist() == [5, 6, 7]
-    assert hand_over(outcome, "other", layout, 0, conform) == []
-    for bucket in range(KEYED.buckets):
-        with pytest.raises(OperatorError, match=r"k \d leaves bucket .* stays_in_bucket = False"):
-            hand_over(outcome, "out", KEYED, bucket, conform)
+    own = {key: bucket_for_key((key,), KEYED) for key in (5, 6, 7)}
+    assert len(set(own.values())) > 1
+    at = {bucket: list[Arrival]() for bucket in own.values()}
+    for number, bucket in enumerate(own.values()):
+        one = replace(arrival, rows=arrival.rows.slice(number, 1))
+        at[bucket] = [*at[bucket], one]
+    handover.check(at)
+    with pytest.raises(OperatorError, match=r"k \d leaves its bucket .* stays_in_bucket = False"):
+        handover.check({own[5]: [arrival]})
+
+
+def test_another_output_hands_over_nothing_and_reserved_names_are_refused() -> None:
+    assert handed(KEYED, "other")[1] == []
+    with pytest.raises(OperatorError, match="have a column _seq"):
+        Handover("out", pa.schema([("_seq", pa.int64())]), KEYED, lambda emitted: emitted)
 
 
 def test_an_operator_that_shares_its_hop_emits_no_control_tuple() -> None:

@@ -123,15 +123,16 @@ def pack(batch: pa.RecordBatch, layout: Layout, seq: int | pa.Array) -> pa.Recor
     Raises:
         OperatorError: a column has a reserved name, or the key does not fit.
     """
+    check_names(batch.schema, layout)
     if not batch.num_rows:
-        _check_names(batch, layout)
         return packed_rows([])
     order = (
         consecutive_numbers(seq, batch.num_rows)
         if isinstance(seq, int)
         else _check_ascending(seq, layout)
     )
-    numbered = number_rows(batch, layout, order)
+    schema = _packed_schema(batch.schema.remove_metadata(), layout)
+    numbered = pa.RecordBatch.from_arrays([order, *batch.columns], schema=schema)
     if layout.broadcast:
         packed = _pack_row(numbered)
         return packed_rows((bucket, packed) for bucket in range(layout.buckets))
@@ -141,15 +142,14 @@ def pack(batch: pa.RecordBatch, layout: Layout, seq: int | pa.Array) -> pa.Recor
     )
 
 
-def number_rows(batch: pa.RecordBatch, layout: Layout, order: pa.Array) -> pa.RecordBatch:
-    """Return rows with their sequence as first column, as ``unpack`` returns them.
-
-    Raises:
-        OperatorError: a column has a reserved name.
-    """
-    _check_names(batch, layout)
-    schema = _packed_schema(batch.schema.remove_metadata(), layout)
-    return pa.RecordBatch.from_arrays([order, *batch.columns], schema=schema)
+def check_names(schema: pa.Schema, layout: Layout) -> None:
+    """Raise OperatorError if a column of rows has a reserved name."""
+    for name in schema.names:
+        if name.startswith(RESERVED):
+            raise OperatorError(
+                f"rows of input {layout.port} have a column {name}: names that begin with"
+                f" {', '.join(RESERVED)} are reserved. Rename it."
+            )
 
 
 def pack_control(
@@ -276,15 +276,6 @@ def _strip_metadata(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> p
     """Return control tuples without the metadata that packing adds."""
     remaining = {key: value for key, value in metadata.items() if key not in (_VERSION, _PORT)}
     return batch.replace_schema_metadata(remaining)
-
-
-def _check_names(batch: pa.RecordBatch, layout: Layout) -> None:
-    for name in batch.schema.names:
-        if name.startswith(RESERVED):
-            raise OperatorError(
-                f"rows of input {layout.port} have a column {name}: names that begin with"
-                f" {', '.join(RESERVED)} are reserved. Rename it."
-            )
 
 
 def _check_ascending(seq: pa.Array, layout: Layout) -> pa.Array:

@@ -442,13 +442,18 @@ def _output_watermark(watermark: int | None, held: int | None) -> int | None:
     return min(watermark, held - 1)
 
 
+_NO_CONTROL = {delivery: ControlCounts() for delivery in Delivery}
+
+
 def _count_controls(
     arrived: WindowInput,
     runner_state: keeping.RunnerState,
     emissions: EmitBuffer,
     deliverer: _Deliverer,
-) -> dict[Delivery, ControlCounts]:
+) -> Mapping[Delivery, ControlCounts]:
     received = arrived.control.received
+    if not (received or emissions.counts or runner_state.waiting or deliverer.delivered):
+        return _NO_CONTROL
     return {
         delivery: ControlCounts(
             received=received[delivery],

@@ -150,13 +150,11 @@ class _BucketInput:
 
 
 class _HostedOperator:
-    """An operator of a hop in a task.
-
-    ``following`` is the next operator of the hop; None for the last.
-    """
+    """An operator of a hop in a task; ``following`` is the next one, None for the last."""
 
     def __init__(self, config: OperatorConfig, following: OperatorConfig | None) -> None:
-        self.config, self._following = config, following
+        self.config = config
+        self.handover = None if following is None else _make_handover(config, following)
         self._runner: AlignedRunner | None = None
         self._logged_refusals: set[str] = set()
 
@@ -169,19 +167,6 @@ class _HostedOperator:
         self._log_refusals(outcome)
         self._log_lost_attributes(outcome)
         return outcome
-
-    def hand_over(self, outcome: WindowResult, bucket: int) -> list[Arrival]:
-        """Return what the next operator of the hop receives; empty for nothing."""
-        config, following = self.config, self._following
-        if following is None or following.reads is None:
-            return []
-        ((_, layout),) = following.layouts.items()
-        conforming = partial(
-            _conform,
-            schema=config.schemas[following.reads],
-            producer=f"operator {config.name}, output {following.reads},",
-        )
-        return hop.hand_over(outcome, following.reads, layout, bucket, conforming)
 
     def check_checkpoint(self, blobs: SparkBlobs) -> None:
         """Keep whose state it is; raise StateError if the checkpoint does not fit."""
@@ -231,8 +216,15 @@ class _HostedOperator:
             order_by=config.order_by,
             limits=config.limits,
             pass_invalid=config.pass_invalid,
-            shared=self._following is not None,
+            shared=self.handover is not None,
         )
+
+
+def _make_handover(config: OperatorConfig, following: OperatorConfig) -> hop.Handover:
+    output = following.reads or ""
+    schema, (layout,) = config.schemas[output], following.layouts.values()
+    producer = f"operator {config.name}, output {output},"
+    return hop.Handover(output, schema, layout, partial(_conform, schema=schema, producer=producer))
 
 
 class GroupProcessor(StatefulProcessor):
@@ -288,9 +280,11 @@ class GroupProcessor(StatefulProcessor):
         groups = read_groups(data, names, None if self._config.slots else key)
         now, previous_wake = self._spark_watermark(timers), groups[0].wake_at()
         output = _OutputBuffer(self._operators[-1].config)
+        handed: dict[int, list[Arrival]] = {}
         for bucket in sorted(received.keys() | groups[0].due(now)):
             arrived = received.get(bucket) or _BucketInput()
-            self._run_bucket(bucket, groups, arrived, (now, time), output)
+            handed[bucket] = self._run_bucket(bucket, groups, arrived, (now, time), output)
+        self._run_following(groups, handed, time, output)
         self._set_timer(groups[0].wake_at(), previous_wake, fired_timer)
         changed = write_groups(groups, names, data)
         if changed is not None:
@@ -304,8 +298,11 @@ class GroupProcessor(StatefulProcessor):
         received: _BucketInput,
         clock: tuple[int | None, int],
         output: _OutputBuffer,
-    ) -> None:
-        """Run the window of a bucket; ``clock`` is Spark's watermark, and the pinned time."""
+    ) -> list[Arrival]:
+        """Run the window of a bucket; ``clock`` is Spark's watermark, and the pinned time.
+
+        Returns what the next operator of the hop receives.
+        """
         config, own = self._config, groups[0].bucket(bucket)
         spark_watermark, time = clock
         previous = own.window_watermark(spark_watermark, config.watermark_operators)
@@ -314,11 +311,15 @@ class GroupProcessor(StatefulProcessor):
         times = (spark_watermark, active_watermark(own.input_times, config.timings, time))
         now = max((one for one in times if one is not None), default=None)
         watermark = own.window_watermark(now, config.watermark_operators)
+        handed: list[Arrival] = []
         if bucket == CLOCK_BUCKET:
             self._advance_clock(groups, watermark, output)
         elif received.packed or _is_due(own.wake_at, watermark):
-            self._run_window(bucket, groups, (previous, watermark), (time, received.packed), output)
+            window = self._make_window(bucket, time, (previous, watermark))
+            handed = self._run_window(0, groups[0], window, received.packed, output)
+            own.last_watermark = watermark
         own.wake_at = _next_wake(bucket, own, watermark)
+        return handed
 
     def _spark_watermark(self, timers: Any) -> int | None:
         if not self._config.has_watermark:
@@ -326,42 +327,59 @@ class GroupProcessor(StatefulProcessor):
         now = int(timers.getCurrentWatermarkInMs())
         return now * 1000 if now > 0 else None
 
-    def _run_window(
+    def _run_following(
         self,
-        bucket: int,
         groups: Sequence[GroupState],
-        times: EventTimes,
-        arrived: tuple[int, list[Packed]],
+        handed: Mapping[int, list[Arrival]],
+        time: int,
         output: _OutputBuffer,
     ) -> None:
-        """Run the operators of the hop, each with what the one before it has emitted."""
+        """Run the other operators of the hop, each with what the one before it hands over."""
+        for at, before in enumerate(self._operators[:-1], start=1):
+            given = {bucket: arrivals for bucket, arrivals in handed.items() if arrivals}
+            if before.handover is not None:
+                before.handover.check(given)
+            handed = {
+                bucket: self._run_window(
+                    at, groups[at], self._make_window(bucket, time, (None, None)), arrivals, output
+                )
+                for bucket, arrivals in given.items()
+            }
+
+    def _make_window(self, bucket: int, time: int, times: EventTimes) -> Window:
         watermark, later = _split_watermark(*times)
-        window = Window(
+        return Window(
             number=int(_require_property("streaming.sql.batchId")),
-            time=arrived[0],
+            time=time,
             watermark=watermark,
             bucket=bucket,
             buckets=self._config.buckets,
             later=later,
         )
-        given: Sequence[Packed | Arrival] = arrived[1]
-        for hosted, group in zip(self._operators, groups, strict=True):
-            state = group.bucket(bucket)
-            outcome = hosted.run(window, given, group.blobs(bucket, self._values))
-            state.wake_at, state.last_watermark = outcome.wake_at, times[1]
-            if outcome.held_at != state.held_at:
-                state.held_at = outcome.held_at
-                hold = progress_messages.WatermarkHold(
-                    operator=hosted.config.name, bucket=bucket, at=state.held_at
-                )
-                output.add_progress(bucket, hold)
-            if hosted is self._operators[-1]:
-                output.add_emitted(bucket, outcome)
-                output.add_reports(window, outcome)
-                return
-            given = hosted.hand_over(outcome, bucket)
-            if not given:
-                return
+
+    def _run_window(
+        self,
+        at: int,
+        group: GroupState,
+        window: Window,
+        arrived: Sequence[Packed | Arrival],
+        output: _OutputBuffer,
+    ) -> list[Arrival]:
+        """Run a window of the operator ``at`` a place of the hop; return what it hands over."""
+        hosted, state = self._operators[at], group.bucket(window.bucket)
+        outcome = hosted.run(window, arrived, group.blobs(window.bucket, self._values))
+        state.wake_at = outcome.wake_at
+        if outcome.held_at != state.held_at:
+            state.held_at = outcome.held_at
+            hold = progress_messages.WatermarkHold(
+                operator=hosted.config.name, bucket=window.bucket, at=state.held_at
+            )
+            output.add_progress(window.bucket, hold)
+        if hosted.handover is not None:
+            return hosted.handover.arrivals(outcome, window.bucket)
+        output.add_emitted(window.bucket, outcome)
+        output.add_reports(window, outcome)
+        return []
 
     def _advance_clock(
         self, groups: Sequence[GroupState], watermark: int | None, output: _OutputBuffer
