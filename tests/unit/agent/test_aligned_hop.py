@@ -79,7 +79,7 @@ def shared(monkeypatch: pytest.MonkeyPatch, *makes: Callable[[], Operator]) -> B
     chain = untimed(monkeypatch, *makes)
     first, *more = (one.hosted for one in chain.stages)
     following = tuple(replace(one, reads="out") for one in more)
-    chain.stages[:] = [Stage(replace(first, following=following))]
+    chain.stages[:] = [Stage(first, following)]
     return chain
 
 

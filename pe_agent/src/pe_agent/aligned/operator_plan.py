@@ -108,7 +108,7 @@ def plan_operator(
             for port, one in by_port.items()
             for feed in _build_feeds(one, layouts[port], idle=bool(timings), slots=config.slots)
         ]
-        hop = Hop(config=config, feeds=tuple(feeds), marks=(mark,))
+        hop = Hop(operators=(config,), feeds=tuple(feeds), marks=(mark,))
     frame = hop.run()
     node = OperatorNode(
         name=name, frame=frame, schemas=outputs, mark=mark, hop=hop, obstacle=obstacle
@@ -136,7 +136,7 @@ def _share_hop(
         return None, f"the stream changes before {config.name}"
     output, frame = stream.data.output, stream.data.frame
     before = next(node for node in stream.nodes.values() if node.frame is frame)
-    last = before.hop.operators()[-1]
+    last = before.hop.operators[-1]
     if output in (last.report, last.counts):
         return None, f"{config.name} reads a report of {before.name}"
     if config.watermark_operators:

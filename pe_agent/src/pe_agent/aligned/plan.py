@@ -118,9 +118,7 @@ class StreamPlan:
 
     def explain_hops(self) -> list[str]:
         """Return a sentence for each hop of the operators before it."""
-        hops = {
-            name: [one.name for one in node.hop.operators()] for name, node in self.nodes.items()
-        }
+        hops = {name: [one.name for one in node.hop.operators] for name, node in self.nodes.items()}
         inner = {name for names in hops.values() for name in names[:-1]}
         lines = []
         for last, names in hops.items():

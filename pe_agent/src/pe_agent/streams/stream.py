@@ -295,10 +295,6 @@ class Stream:
         """Return the columns of the rows."""
         return self.plan.schema()
 
-    def explain(self) -> list[str]:
-        """Return which operators before the stream share a hop and which do not, and why."""
-        return self.plan.explain_hops()
-
     def to_df(self, *, again: bool | None = None) -> DataFrame:
         """Return the rows as a streaming DataFrame, without control.
 
@@ -437,6 +433,10 @@ class OperatorStream(Stream):
             AlignedError: another step follows the operator.
         """
         return Outputs(self._operator_plan(), self.node())
+
+    def explain(self) -> list[str]:
+        """Return which operators up to this one share a hop and which do not, and why."""
+        return self._operator_plan().explain_hops()
 
     __getitem__ = old_methods.output
 

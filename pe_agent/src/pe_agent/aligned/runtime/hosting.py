@@ -75,28 +75,23 @@ class Hop:
     """A shuffle and what follows it: one operator, or several in a chain.
 
     Attributes:
-        config: the first operator; it names the others.
+        operators: the operators in their order.
         feeds: what feeds it.
         marks: aliases of the operators in the plans of queries.
     """
 
-    config: OperatorConfig
+    operators: tuple[OperatorConfig, ...]
     feeds: tuple[Feed, ...]
     marks: tuple[str, ...]
 
-    def operators(self) -> tuple[OperatorConfig, ...]:
-        """Return the operators in their order."""
-        return (self.config, *self.config.following)
-
     def extend(self, config: OperatorConfig, output: str, mark: str) -> Hop:
         """Return the hop with one more operator, which reads an output of the last one."""
-        following = (*self.config.following, replace(config, reads=output))
-        first = replace(self.config, following=following)
-        return replace(self, config=first, marks=(*self.marks, mark))
+        operators = (*self.operators, replace(config, reads=output))
+        return replace(self, operators=operators, marks=(*self.marks, mark))
 
     def run(self) -> DataFrame:
         """Return what its last operator emits."""
-        frame = run_operator(self.config, self.feeds)
+        frame = run_operators(self.operators, self.feeds)
         return reduce(lambda marked, mark: marked.alias(mark), self.marks, frame)
 
 
@@ -168,27 +163,29 @@ def parse_columns(schema: Columns) -> StructType:
         raise AlignedError(f"the columns {schema!r} cannot be read: {error}") from error
 
 
-def make_lazy_operator(config: OperatorConfig, spark: SparkSession) -> LazyOperator:
-    """Return an operator for Spark's plan; raise AlignedError if it is too large to send."""
-    lazy = LazyOperator(config)
+def make_lazy_operator(operators: Sequence[OperatorConfig], spark: SparkSession) -> LazyOperator:
+    """Return a hop for Spark's plan; raise AlignedError if it is too large to send."""
+    lazy = LazyOperator(*operators)
     if is_connect(spark):  # its server sends functions of any size with the task
         return lazy
     context: Any = spark.sparkContext
     limit = int(context._jvm.PythonUtils.getBroadcastThreshold(context._jsc))
     if lazy.size() + FRAME_BYTES > limit:
+        names = [one.name for one in operators]
         raise AlignedError(
-            f"operator {config.name} has {lazy.size()} bytes with all that it refers to, and"
+            f"operator {', '.join(names)} has {lazy.size()} bytes with all that it refers to, and"
             f" Spark accepts {limit - FRAME_BYTES}. Read large data from a file in begin_window,"
             f" or set {BROADCAST_THRESHOLD} to more, such as 64m, when the session is created."
         )
     return lazy
 
 
-def run_operator(config: OperatorConfig, feeds: Sequence[Feed]) -> DataFrame:
-    """Return the emitted rows of an operator, for all of its outputs."""
+def run_operators(operators: Sequence[OperatorConfig], feeds: Sequence[Feed]) -> DataFrame:
+    """Return the emitted rows of the last operator of a hop, for all of its outputs."""
     from pyspark.sql import functions
 
-    lazy, frames = make_lazy_operator(config, feeds[0].frame.sparkSession), []
+    config, frames = operators[0], list[DataFrame]()
+    lazy = make_lazy_operator(operators, feeds[0].frame.sparkSession)
     # A union has the event time of its first frame.
     for feed in sorted(feeds, key=lambda one: one.delay is None):
         frame = feed.frame

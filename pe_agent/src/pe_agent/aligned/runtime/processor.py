@@ -118,7 +118,6 @@ class OperatorConfig:
         counts: output for counts of control tuples, or None.
         slots: a group of Spark's is a slot; else it is one bucket, as in earlier releases.
         reads: output of the operator before it in the hop that it receives; None for the first.
-        following: the operators that share its hop, in order.
     """
 
     make: Callable[[], Operator]
@@ -136,7 +135,6 @@ class OperatorConfig:
     pass_invalid: bool = False
     slots: bool = True
     reads: str | None = None
-    following: tuple[OperatorConfig, ...] = ()
 
 
 EventTimes = tuple[int | None, int | None]
@@ -230,17 +228,16 @@ def _make_handover(config: OperatorConfig, following: OperatorConfig) -> hop.Han
 class GroupProcessor(StatefulProcessor):
     """Runs the windows of a hop; Spark makes one for each partition and micro-batch."""
 
-    def __init__(self, config: OperatorConfig) -> None:
-        self._config = config
+    def __init__(self, config: OperatorConfig, *following: OperatorConfig) -> None:
+        """Create it for an operator, and those that follow it in the hop."""
+        self._config, self._following = config, following
 
     def init(self, handle: Any) -> None:
         """Open the state."""
         self._handle = handle
         self._value, self._values = open_states(handle, slots=self._config.slots)
-        configs = (self._config, *self._config.following)
-        self._operators = [
-            _HostedOperator(*one) for one in zip_longest(configs, self._config.following)
-        ]
+        configs = (self._config, *self._following)
+        self._operators = [_HostedOperator(*one) for one in zip_longest(configs, self._following)]
 
     def close(self) -> None:
         """Exempt the loaded modules from garbage collection."""
