@@ -184,8 +184,8 @@ def run_operators(operators: Sequence[OperatorConfig], feeds: Sequence[Feed]) ->
     """Return the emitted rows of the last operator of a hop, for all of its outputs."""
     from pyspark.sql import functions
 
-    config, frames = operators[0], list[DataFrame]()
-    lazy = make_lazy_operator(operators, feeds[0].frame.sparkSession)
+    config, lazy = operators[0], make_lazy_operator(operators, feeds[0].frame.sparkSession)
+    frames: list[DataFrame] = []
     # A union has the event time of its first frame.
     for feed in sorted(feeds, key=lambda one: one.delay is None):
         frame = feed.frame
