@@ -39,6 +39,12 @@ class Pass(sb.Operator):
         self.emit(batch)
 
 
+class Stay(Pass):
+    """Does the same, and lets the next operator share its hop."""
+
+    stays_in_bucket = True
+
+
 def run(settings: Settings) -> Figures:
     """Measure; the queries take turns."""
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # workers import the operator
@@ -92,11 +98,13 @@ def _took(spark: SparkSession, name: str, settings: Settings, round_: int) -> li
     return [took[number] for number in sorted(took)][WARM:]
 
 
-def _operators(rows: DataFrame, *, count: int = 1, buckets: int | None = None) -> DataFrame:
+def _operators(
+    rows: DataFrame, *, count: int = 1, buckets: int | None = None, kind: type[Pass] = Pass
+) -> DataFrame:
     stream: Any = sb.stream(rows)
     for number in range(count):
         options = sb.OperatorOptions(buckets=buckets)
-        stream = stream.key_by("k").apply(Pass, name=f"pass-{number}", options=options)
+        stream = stream.key_by("k").apply(kind, name=f"pass-{number}", options=options)
     frame: DataFrame = stream.to_df()
     return frame
 
@@ -169,6 +177,7 @@ WAYS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "operator, 8 buckets": partial(_operators, buckets=8),
     "2 operators": partial(_operators, count=2),
     "4 operators": partial(_operators, count=4),
+    "4 operators in one hop": partial(_operators, count=4, kind=Stay),
 }
 JOIN = "broadcast join"
 SIDE: dict[str, Callable[[DataFrame, Path], DataFrame]] = {

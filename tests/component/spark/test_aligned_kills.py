@@ -41,11 +41,11 @@ def written(folder: Path, what: str = "out") -> Windows:
 
 
 def killed(
-    folder: Path, middle: Sequence[int], behind: Sequence[int] = (), *, declared: bool = False
+    folder: Path, middle: Sequence[int], behind: Sequence[int] = (), **options: bool
 ) -> Windows:
     """Run to the end, killed once in each of some windows, and after each with more cores."""
     folder.mkdir()
-    kills = {"middle": middle, "behind": behind, "declared": declared}
+    kills = {"middle": middle, "behind": behind, **options}
     (folder / "kills").write_text(json.dumps(kills))
     for turn, _ in enumerate([*middle, *behind]):
         run_driver("aligned", folder, 1 + turn, killed=True)
@@ -54,9 +54,13 @@ def killed(
 
 
 @pytest.mark.slow
-def test_a_kill_in_the_middle_of_a_window_changes_nothing(tmp_path: Path) -> None:
-    """A-22 and A-23: the window runs again, with the same identities, state and rows."""
-    assert killed(tmp_path / "wild", [1]) == CALM
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_kill_in_the_middle_of_a_window_changes_nothing(tmp_path: Path, shared: bool) -> None:
+    """A-22 and A-23: the window runs again, with the same identities, state and rows.
+
+    Also in the second operator of a hop, when the first one has run.
+    """
+    assert killed(tmp_path / "wild", [1], shared=shared) == CALM
 
 
 @pytest.mark.slow

@@ -77,9 +77,10 @@ class Values:
 
 @dataclass
 class Stage:
-    """One operator with its state, as Spark keeps it."""
+    """One operator, and those that share its hop, with their state, as Spark keeps it."""
 
     hosted: OperatorConfig
+    following: tuple[OperatorConfig, ...] = ()
     state: dict[tuple[int, str], bytes] = field(default_factory=dict)
     timers: set[tuple[int, int]] = field(default_factory=set)
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -105,7 +106,7 @@ class Stage:
 
     def run(self, packed: Iterable[pa.RecordBatch], now: int, mark: int) -> pa.RecordBatch:
         """Run one batch; ``mark`` is Spark's watermark in milliseconds."""
-        runs, rows = GroupProcessor(self.hosted), list[dict[str, Any]]()
+        runs, rows = GroupProcessor(self.hosted, *self.following), list[dict[str, Any]]()
         runs.init(self)
         for batch in packed:
             rows += batch.to_pylist()

@@ -11,8 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from random import Random
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -20,7 +21,9 @@ from streambroker_core.control.operators.operator import Blobs, Changes, Input, 
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.emitter import EmittedControl, Stage
+from streambroker_core.control.runtime.hop import Handover
 from streambroker_core.control.runtime.packing import (
+    Arrival,
     Packed,
     by_bucket,
     pack,
@@ -41,6 +44,8 @@ Entry = tuple[str, ...]
 """What an operator saw: ``("row", port, value)``, ``("control", port, id)``, ``("begin",)``, …"""
 Log = dict[tuple[str, int], list[tuple[int, tuple[Entry, ...]]]]
 """By node and bucket: the windows it ran, and what it saw in each."""
+Given = Packed | Arrival
+_Any = TypeVar("_Any")
 
 _TOKEN = re.compile(r"D(\d+)(?:@(\d+))?|([BIE]|T(\d+))\((\w+)\)")
 _DELIVERY = {"B": Delivery.BEGIN, "I": Delivery.IMMEDIATE, "E": Delivery.END_WINDOW}
@@ -64,6 +69,7 @@ class Node:
             each row whose value ends with 0.
         delivery: of these.
         keyed: rows are spread by ``k``; else by their sequence.
+        stays: it declares ``stays_in_bucket``.
     """
 
     name: str
@@ -75,6 +81,7 @@ class Node:
     delivery: Delivery = Delivery.END_WINDOW
     once: bool = False
     keyed: bool = True
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +181,7 @@ class Scripted(Operator):
     def __init__(self, node: Node, seen: list[Entry], fail_at: int | None = None) -> None:
         self.inputs = tuple(Input(name=port) for port in node.inputs)
         self.outputs = node.outputs
+        self.stays_in_bucket = node.stays  # type: ignore[misc]
         self._node, self._seen, self._fail_at = node, seen, fail_at
         self._count = 0
         self._steps = 0
@@ -247,7 +255,7 @@ class Steady:
         del rows
         return []
 
-    def shuffled(self, given: list[Packed]) -> list[Packed]:
+    def shuffled(self, given: list[_Any]) -> list[_Any]:
         return given
 
     def partitions(self) -> int:
@@ -267,7 +275,7 @@ class Wild(Steady):
     def cuts(self, rows: int) -> list[int]:
         return sorted(self._random.choices(range(rows + 1), k=self._random.randrange(4)))
 
-    def shuffled(self, given: list[Packed]) -> list[Packed]:
+    def shuffled(self, given: list[_Any]) -> list[_Any]:
         self._random.shuffle(given)
         return given
 
@@ -301,8 +309,8 @@ class Plant:
             self.before = turn.watermark
         return self
 
-    def _arrivals(self, node: Node, turn: Turn) -> dict[int, list[Packed]]:
-        arrived: dict[int, list[Packed]] = {}
+    def _arrivals(self, node: Node, turn: Turn) -> dict[int, list[Given]]:
+        arrived: dict[int, list[Given]] = {}
         for rank, edge in self.graph.into(node.name):
             layout = layout_of(node, edge.port)
             for batch in self._sent(edge, layout, turn, sequence(rank=rank)):
@@ -340,7 +348,7 @@ class Plant:
             yield pack(batch.slice(first, cut - first), layout, seq + first)
             first = cut
 
-    def _window(self, node: Node, bucket: int, turn: Turn, packed: list[Packed]) -> None:
+    def _window(self, node: Node, bucket: int, turn: Turn, packed: list[Given]) -> None:
         where = (node.name, bucket)
         blobs = self.state.setdefault(where, {})
         before = dict(blobs)
@@ -361,19 +369,22 @@ class Plant:
         self.applied += [(node.name, one) for one in outcome.applied]
         self.log.setdefault(where, []).append((turn.number, tuple(seen)))
 
+    def _stage(self, node: Node) -> Stage:
+        return Stage(query=QUERY, operator=node.name, buckets=node.buckets, limits=self.limits)
+
     def _run(
         self,
         node: Node,
         bucket: int,
         turn: Turn,
-        packed: Sequence[Packed],
+        packed: Sequence[Given],
         seen: list[Entry],
         fail_at: int | None = None,
     ) -> WindowResult:
         kind = Scripted if node.answer is None else Aware
         runner = AlignedRunner(
             lambda: kind(node, seen, fail_at),
-            Stage(query=QUERY, operator=node.name, buckets=node.buckets, limits=self.limits),
+            self._stage(node),
             layouts={port: layout_of(node, port) for port in node.inputs},
         )
         watermark, later = in_turn(self.graph, node, self.before, turn.watermark)
@@ -386,6 +397,32 @@ class Plant:
             later=later,
         )
         return runner.run(window, packed, self.state[node.name, bucket])
+
+
+@dataclass
+class SharedPlant(Plant):
+    """Runs a chain in one hop: the operators of a bucket hand over what they emit."""
+
+    def run(self, windows: Iterable[Turn]) -> Plant:
+        nodes = self.graph.nodes
+        for turn in windows:
+            self.outcomes = {}
+            given = self._arrivals(nodes[0], turn)
+            for node, following in zip_longest(nodes, nodes[1:]):
+                for bucket, arrived in given.items():
+                    self._window(node, bucket, turn, arrived)
+                if following is not None:
+                    handover = Handover("out", ROWS, layout_of(following, "in"), lambda rows: rows)
+                    handed = {
+                        bucket: handover.arrivals(self.outcomes[node.name, bucket], bucket)
+                        for bucket in given
+                    }
+                    handover.check(handed)
+                    given = {bucket: [*some] for bucket, some in handed.items() if some}
+        return self
+
+    def _stage(self, node: Node) -> Stage:
+        return replace(super()._stage(node), shared=node is not self.graph.nodes[-1])
 
 
 def due(wake: int | None, watermark: int | None) -> bool:

@@ -76,6 +76,21 @@ class Killing(Multiply):
 
 
 @dataclass
+class Passing(Operator):
+    """Passes each row on once; a window that runs again has to find the state from before it."""
+
+    stays_in_bucket = True
+
+    passed: list[int] = field(default_factory=list)
+
+    def process(self, port: str, batch: pa.RecordBatch) -> None:
+        values = batch.column("v").to_pylist()
+        assert not set(values) & set(self.passed)
+        self.passed += values
+        self.emit(batch)
+
+
+@dataclass
 class KillingCalls(Operator):
     """Changes declared fields in each callback, and kills the driver in the middle of windows."""
 

@@ -35,7 +35,7 @@ from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store as AgentStore
 from pe_agent.aligned.file_ends import EndOfFile
 from pe_agent.aligned.runtime import progress_messages as notes
-from pe_agent.aligned.runtime.state_store import BucketState, GroupState
+from pe_agent.aligned.runtime.state_store import BucketState, GroupState, write_groups
 from pe_agent.aligned.timeout_ticks import TickPlan
 from pe_agent.log.commit import Committer
 from pe_agent.log.control_file import ControlFile
@@ -500,9 +500,12 @@ def operator_state() -> dict[str, Any]:
     group.bucket(3).blobs, group.bucket(3).wake_at = {"~meta": b"{}", "small": b"s"}, 7
     group.bucket(5).large = {"pages"}
     slot = group.changed() or b""
+    following = GroupState(None, "next", None, "next/")
+    following.bucket(3).blobs = {"small": b"n"}
     return {
         "own": own.write().hex(" ", -8),
         "slot": slot.hex(" ", -8),
+        "hop": (write_groups([group, following], ["op", "next"], None) or b"").hex(" ", -8),
         "keyed": _blobs(keyed.changes()),
     }
 

@@ -3,7 +3,8 @@
 ``python -m support.driver aligned FOLDER CORES`` writes each window's rows and applied control
 tuples to ``FOLDER/out``, and what it writes again to ``FOLDER/again``. It kills itself in the
 windows that ``FOLDER/kills`` names, in the middle of them and behind the sink. There
-``declared`` chooses an operator that counts its callbacks.
+``declared`` chooses an operator that counts its callbacks, and ``shared`` puts another operator
+before it into its hop.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from streambroker.operators import OperatorOptions
 from streambroker_core.control.tuples import ControlTuple
 from streambroker_core.control.tuples.payloads import encode
 from support.aligned.graphs import Turn, turns
-from support.aligned.operators import Killing, KillingCalls
+from support.aligned.operators import Killing, KillingCalls, Passing
 from support.aligned.spark import renumbered, scripted
 from support.driver.process import kill_once
 
@@ -50,8 +51,12 @@ def main(folder: Path, cores: str) -> None:
     stream = scripted(
         session("kills", cores=int(cores), conf=SMALL), folder, script(), tasks=int(cores) + 1
     )
+    stream = stream.key_by("k")
+    if kills.get("shared"):
+        passed = stream.apply(Passing, options=OperatorOptions(buckets=3))
+        stream = passed.key_by("k")
     operator: Any = KillingCalls if kills.get("declared") else Killing
-    made = stream.key_by("k").apply(
+    made = stream.apply(
         partial(operator, folder, windows=kills["middle"]),
         name="multiply",
         schema=operator.SCHEMA,

@@ -70,9 +70,9 @@ def test_an_operator_that_spark_cannot_hand_over_is_refused_before_a_query_start
     with pytest.raises(
         AlignedError, match=r"operator op has 20.* bytes.*Compression.* such as 64m"
     ):
-        hosting.make_lazy_operator(large, cast(SparkSession, Spark(1 << 20)))
-    assert hosting.make_lazy_operator(large, cast(SparkSession, Spark(4 << 20))).size() > 2 << 20
-    hosting.make_lazy_operator(HOSTED, cast(SparkSession, Spark(1 << 20)))
+        hosting.make_lazy_operator([large], cast(SparkSession, Spark(1 << 20)))
+    assert hosting.make_lazy_operator([large], cast(SparkSession, Spark(4 << 20))).size() > 2 << 20
+    hosting.make_lazy_operator([HOSTED], cast(SparkSession, Spark(1 << 20)))
 
 
 def holding(data: bytes) -> Operator:

@@ -17,7 +17,7 @@ from pe_agent.aligned.plan import OperatorNode, StreamPlan, choose_carrier, merg
 from pe_agent.aligned.queries import jvm_prefilter, query_listener
 from pe_agent.aligned.runtime import hosting
 from pe_agent.aligned.runtime.frames import CONTROL
-from pe_agent.aligned.runtime.hosting import Feed
+from pe_agent.aligned.runtime.hosting import Feed, Hop
 from pe_agent.aligned.runtime.idleness import InputTiming, delay_micros
 from pe_agent.aligned.runtime.packer import FramePacker, Repacker
 from pe_agent.aligned.runtime.processor import APPLIED_SCHEMA, COUNTS_SCHEMA, OperatorConfig
@@ -26,6 +26,7 @@ from streambroker_core.control.operators.dead_letters import DEAD_LETTER_SCHEMA
 from streambroker_core.control.operators.operator import Input, Operator
 from streambroker_core.control.runtime.buckets import Layout, make_layout
 from streambroker_core.control.runtime.emitter import Stage
+from streambroker_core.control.runtime.hop import find_obstacle
 from streambroker_core.control.runtime.runner import AlignedRunner
 from streambroker_core.control.tuples import Limits
 from streambroker_core.errors import AlignedError
@@ -103,18 +104,23 @@ def plan_operator(
     first = next(iter(by_port.values()))
     hosting.prepare_session(first.spark)
     query_listener.log_failures(first.spark)
-    feeds = [
-        feed
-        for port, one in by_port.items()
-        for feed in _build_feeds(one, layouts[port], idle=bool(timings), slots=config.slots)
-    ]
     mark = f"operator-{uuid.uuid4().hex}"
-    frame = hosting.run_operator(config, feeds).alias(mark)
+    hop, obstacle = _share_hop(by_port, config, mark)
+    if hop is None:
+        feeds = [
+            feed
+            for port, one in by_port.items()
+            for feed in _build_feeds(one, layouts[port], idle=bool(timings), slots=config.slots)
+        ]
+        hop = Hop(operators=(config,), feeds=tuple(feeds), marks=(mark,))
+    frame = hop.run()
     node = OperatorNode(
         name=name,
         frame=frame,
         schemas=outputs,
         mark=mark,
+        hop=hop,
+        obstacle=obstacle,
         has_dead_letters=options.dead_letters,
     )
     return StreamPlan(
@@ -125,6 +131,32 @@ def plan_operator(
         watermark_operators=frozenset({name}) if timed or clocks else frozenset(),
         carrier=carrier,
     )
+
+
+def _share_hop(
+    by_port: Mapping[str, StreamPlan], config: OperatorConfig, mark: str
+) -> tuple[Hop | None, str | None]:
+    """Return the hop of the operator before this one with this one added, or why it cannot be."""
+    (port, stream), *others = by_port.items()
+    if not any(one.nodes for one in by_port.values()):
+        return None, None
+    if others:
+        return None, f"{config.name} has several inputs"
+    if not isinstance(stream.data, OutputFrame) or stream.control_frames:
+        return None, f"the stream changes before {config.name}"
+    output, frame = stream.data.output, stream.data.frame
+    before = next(node for node in stream.nodes.values() if node.frame is frame)
+    last = before.hop.operators[-1]
+    if output in (last.report, last.counts, last.dead_letters):
+        return None, f"{config.name} reads a report of {before.name}"
+    if config.watermark_operators:
+        return None, "the stream has an event time"
+    if not (config.slots and last.slots):
+        return None, "the state groups no buckets"
+    obstacle = find_obstacle(last.make(), last.layouts, config.layouts[port])
+    if obstacle is not None:
+        return None, f"{before.name} {obstacle}"
+    return before.hop.extend(config, output, mark), None
 
 
 def _input_timings(streams: Mapping[str, StreamPlan]) -> dict[str, InputTiming]:

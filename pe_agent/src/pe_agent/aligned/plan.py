@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pe_agent.aligned.data import ControlFrame, OutputFrame, RowsFrame
 from pe_agent.aligned.import_frame import Import, ImportFrame
 from pe_agent.aligned.runtime.frames import CONTROL, SEQ, add_sequence, shift_sequence
+from pe_agent.aligned.runtime.hosting import Hop
 from streambroker_core.control.runtime.packing import RANK_BITS
 from streambroker_core.errors import AlignedError
 
@@ -24,7 +25,11 @@ class OperatorNode:
     """An operator in a graph.
 
     Attributes:
+        frame: what it emits.
+        schemas: columns of its outputs.
         mark: an alias in the plans of its queries only.
+        hop: the operators that share its hop, up to itself.
+        obstacle: why it does not share the hop of the operator before it.
         has_dead_letters: one of its outputs has what it refuses.
     """
 
@@ -32,6 +37,8 @@ class OperatorNode:
     frame: DataFrame
     schemas: dict[str, StructType]
     mark: str
+    hop: Hop
+    obstacle: str | None = None
     has_dead_letters: bool = False
 
 
@@ -116,6 +123,19 @@ class StreamPlan:
                 raise AlignedError(
                     f"the {what} {name} is not a column of the stream; it has {', '.join(known)}."
                 )
+
+    def explain_hops(self) -> list[str]:
+        """Return a sentence for each hop of the operators before it."""
+        hops = {name: [one.name for one in node.hop.operators] for name, node in self.nodes.items()}
+        inner = {name for names in hops.values() for name in names[:-1]}
+        lines = []
+        for last, names in hops.items():
+            if last not in inner:
+                what = " and ".join([", ".join(names[:-1]), last]) if names[1:] else last
+                shared = "share one hop" if names[1:] else "has a hop of its own"
+                obstacle = self.nodes[names[0]].obstacle
+                lines.append(f"{what} {shared}{f': {obstacle}' if obstacle else ''}.")
+        return lines
 
     def union(self, *others: StreamPlan) -> StreamPlan:
         """Return the union; rows of the first precede those of the next in each window."""

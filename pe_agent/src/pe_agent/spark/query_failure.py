@@ -30,6 +30,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$')
 _ERROR = re.compile(r"^(?P<type>[A-Za-z_][\w.$]*)(?:: (?P<message>.*))?$")
 _CONDITION = re.compile(r"^\[(?P<code>[A-Z][A-Z0-9_.]*)\] ?(?P<message>.*)$", re.DOTALL)
+OPERATORS_CHANGED = "STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA"
 KEY_SCHEMA_CHANGED = "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE"
 _OTHER_GROUPS = re.compile(
     r"Existing key_schema=StructType\((StructField\(key,StructType\()?"
@@ -144,6 +145,11 @@ def _parse_spark_cause(text: str) -> Failure:
 
 def _remedy(code: str | None, message: str) -> str:
     """Return what to do about an error that Spark reports in terms of its state store."""
+    if code == OPERATORS_CHANGED and "transformWithStateInPandas" in message:
+        return (
+            "\nThe checkpoint began with other operators, or other ones shared a hop: set"
+            " stays_in_bucket in the same operators as then, or start a new checkpoint."
+        )
     groups = _OTHER_GROUPS.search(message) if code == KEY_SCHEMA_CHANGED else None
     if groups is None:
         return ""

@@ -436,6 +436,10 @@ class OperatorStream(Stream):
         """
         return Outputs(self._operator_plan(), self.node())
 
+    def explain(self) -> list[str]:
+        """Return which operators up to this one share a hop and which do not, and why."""
+        return self._operator_plan().explain_hops()
+
     __getitem__ = old_methods.output
 
     def __repr__(self) -> str:

@@ -147,6 +147,9 @@ class Operator:
         state_version: version of the format of its state.
         dropped_fields: fields that the class declared before, and whose stored values are removed.
         transient: attributes of one window that callbacks set and that are not state.
+        stays_in_bucket: each emitted row has the key of the bucket that emits it, and no control
+            tuple is emitted. Then the next operator with this key needs no shuffle of its own.
+            Each row is checked.
         codecs: how payloads and fields of other types are written and read.
         window: the window; set by the runtime before ``restore``.
     """
@@ -156,6 +159,7 @@ class Operator:
     state_version: ClassVar[int] = 1
     dropped_fields: ClassVar[tuple[str, ...]] = ()
     transient: ClassVar[tuple[str, ...]] = ()
+    stays_in_bucket: ClassVar[bool] = False
     codecs: ClassVar[tuple[Codec, ...]] = ()
     _declared_fields: ClassVar[Any] = None
     window: Window

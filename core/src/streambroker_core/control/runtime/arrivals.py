@@ -132,8 +132,8 @@ class WindowInput:
     rows: int = 0
 
 
-def collect(packed: Iterable[Packed], stage: Stage, ports: Sequence[str]) -> WindowInput:
-    """Unpack and order packed rows.
+def collect(packed: Iterable[Packed | Arrival], stage: Stage, ports: Sequence[str]) -> WindowInput:
+    """Unpack packed rows, and order them with what has already been unpacked.
 
     Raises:
         OperatorError: rows are for a port that the operator lacks or for another number of buckets,
@@ -144,7 +144,7 @@ def collect(packed: Iterable[Packed], stage: Stage, ports: Sequence[str]) -> Win
     arrived, batches = WindowInput(), dict[str, list[pa.RecordBatch]]()
     control_arrivals: list[Arrival] = []
     for packed_row in packed:
-        arrival = unpack(packed_row)
+        arrival = packed_row if isinstance(packed_row, Arrival) else unpack(packed_row)
         if arrival.port not in ports:
             raise OperatorError(
                 f"operator {stage.operator} has no input {arrival.port}; it has {', '.join(ports)}."

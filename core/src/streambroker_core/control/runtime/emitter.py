@@ -60,6 +60,7 @@ class Stage:
         limits: limits on control tuples in one window.
         pass_invalid: forward undeliverable tuples; otherwise the window fails.
         dead_letters: collect what the operator refuses, which then does not fail the window.
+        shared: the next operator shares its hop, and receives what this bucket emits.
     """
 
     query: str
@@ -69,6 +70,7 @@ class Stage:
     limits: Limits = field(default_factory=Limits)
     pass_invalid: bool = False
     dead_letters: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,11 +171,17 @@ class EmitBuffer:
         """Add a control tuple; a received one keeps its identity.
 
         Raises:
-            OperatorError: another thread, or no such output.
+            OperatorError: another thread, no such output, or the next operator shares the hop.
             ControlError: the payload cannot be written, or there is no such delivery.
             ControlLimitError: there are too many, or they are too large.
         """
         self._check_thread()
+        if self._stage.shared and self._stage.buckets > 1:
+            raise OperatorError(
+                f"operator {self._stage.operator} emits a control tuple, which is for all buckets,"
+                " and declares stays_in_bucket. Set stays_in_bucket = False in its class, and start"
+                " a new checkpoint."
+            )
         outputs = self._outputs.values() if output is None else (self._output(output),)
         if isinstance(payload, ControlTuple):
             self._emit_to(payload, outputs, new=False)

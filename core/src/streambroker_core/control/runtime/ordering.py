@@ -81,7 +81,7 @@ def iter_by_port(
         if table is None:
             yield from ((port, one) for _, one in positioned)
             continue
-        rows, seq, first = _drop_sequence(table), _sequences(table), 0
+        rows, seq, first = _drop_sequence(table), _sequences(table) if positioned else (), 0
         for position, one in positioned:
             until = bisect_left(seq, position, lo=first)
             yield from _iter_chunks(port, rows, first, until)

@@ -123,12 +123,7 @@ def pack(batch: pa.RecordBatch, layout: Layout, seq: int | pa.Array) -> pa.Recor
     Raises:
         OperatorError: a column has a reserved name, or the key does not fit.
     """
-    for name in batch.schema.names:
-        if name.startswith(RESERVED):
-            raise OperatorError(
-                f"rows of input {layout.port} have a column {name}: names that begin with"
-                f" {', '.join(RESERVED)} are reserved. Rename it."
-            )
+    check_names(batch.schema, layout)
     if not batch.num_rows:
         return packed_rows([])
     order = (
@@ -145,6 +140,16 @@ def pack(batch: pa.RecordBatch, layout: Layout, seq: int | pa.Array) -> pa.Recor
     return packed_rows(
         (bucket, _pack_row(rows)) for bucket, rows in _split_by_bucket(numbered, buckets)
     )
+
+
+def check_names(schema: pa.Schema, layout: Layout) -> None:
+    """Raise OperatorError if a column of rows has a reserved name."""
+    for name in schema.names:
+        if name.startswith(RESERVED):
+            raise OperatorError(
+                f"rows of input {layout.port} have a column {name}: names that begin with"
+                f" {', '.join(RESERVED)} are reserved. Rename it."
+            )
 
 
 def pack_control(

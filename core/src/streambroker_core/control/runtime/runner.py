@@ -26,7 +26,7 @@ from streambroker_core.control.runtime.arrivals import WindowInput, collect
 from streambroker_core.control.runtime.buckets import Layout, bucket_for_key
 from streambroker_core.control.runtime.emitter import Emission, EmitBuffer, Stage, WindowPhase
 from streambroker_core.control.runtime.ordering import InputStep, iter_by_column, iter_by_port
-from streambroker_core.control.runtime.packing import Packed
+from streambroker_core.control.runtime.packing import Arrival, Packed
 from streambroker_core.control.tuples import (
     ALL_TARGETS,
     ControlError,
@@ -152,12 +152,13 @@ class AlignedRunner:
         self._handles_control = kind.process_control is not Operator.process_control
         self._uses_time = kind.advance is not Operator.advance
 
-    def run(self, window: Window, packed: Iterable[Packed], blobs: Blobs) -> WindowResult:
+    def run(self, window: Window, packed: Iterable[Packed | Arrival], blobs: Blobs) -> WindowResult:
         """Run one window of one bucket.
 
         Args:
             window: the window; its bucket and number of buckets fit the stage.
-            packed: the packed rows that arrived, in any order.
+            packed: the packed rows that arrived, in any order; unpacked ones from an operator that
+                shares the hop.
             blobs: the bucket's state after the previous window.
 
         Raises:
@@ -341,13 +342,14 @@ class _Deliverer:
     def deliver(self, port: str, control: ControlTuple) -> None:
         """Deliver a tuple if it is addressed to this bucket; forward it if it is not consumed.
 
-        Bucket 0 alone forwards tuples that are not for the operator, because one copy is enough.
+        Bucket 0 alone forwards tuples that are not for the operator, because one copy is enough
+        unless the next operator shares the hop.
         """
         for_all = self._handles_control and control.target is ALL_TARGETS  # the most frequent case
         reports = self._window.bucket == 0
         try:
             if not for_all and not self._is_addressed(port, control):
-                if self._window.bucket == 0:
+                if self._window.bucket == 0 or self._stage.shared:
                     self._emissions.forward(control)
                 return
             if not for_all and not self._is_my_bucket(port, control):
@@ -457,13 +459,18 @@ def _output_watermark(watermark: int | None, held: int | None) -> int | None:
     return min(watermark, held - 1)
 
 
+_NO_CONTROL = {delivery: ControlCounts() for delivery in Delivery}
+
+
 def _count_controls(
     arrived: WindowInput,
     runner_state: keeping.RunnerState,
     emissions: EmitBuffer,
     deliverer: _Deliverer,
-) -> dict[Delivery, ControlCounts]:
+) -> Mapping[Delivery, ControlCounts]:
     received = arrived.control.received
+    if not (received or emissions.counts or runner_state.waiting or deliverer.delivered):
+        return _NO_CONTROL
     return {
         delivery: ControlCounts(
             received=received[delivery],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,31 @@ class Feed:
     delay: str | None = None
     port: str = ""
     slotted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hop:
+    """A shuffle and what follows it: one operator, or several in a chain.
+
+    Attributes:
+        operators: the operators in their order.
+        feeds: what feeds it.
+        marks: aliases of the operators in the plans of queries.
+    """
+
+    operators: tuple[OperatorConfig, ...]
+    feeds: tuple[Feed, ...]
+    marks: tuple[str, ...]
+
+    def extend(self, config: OperatorConfig, output: str, mark: str) -> Hop:
+        """Return the hop with one more operator, which reads an output of the last one."""
+        operators = (*self.operators, replace(config, reads=output))
+        return replace(self, operators=operators, marks=(*self.marks, mark))
+
+    def run(self) -> DataFrame:
+        """Return what its last operator emits."""
+        frame = run_operators(self.operators, self.feeds)
+        return reduce(lambda marked, mark: marked.alias(mark), self.marks, frame)
 
 
 def prepare_session(spark: SparkSession) -> None:
@@ -138,27 +163,29 @@ def parse_columns(schema: Columns) -> StructType:
         raise AlignedError(f"the columns {schema!r} cannot be read: {error}") from error
 
 
-def make_lazy_operator(config: OperatorConfig, spark: SparkSession) -> LazyOperator:
-    """Return an operator for Spark's plan; raise AlignedError if it is too large to send."""
-    lazy = LazyOperator(config)
+def make_lazy_operator(operators: Sequence[OperatorConfig], spark: SparkSession) -> LazyOperator:
+    """Return a hop for Spark's plan; raise AlignedError if it is too large to send."""
+    lazy = LazyOperator(*operators)
     if is_connect(spark):  # its server sends functions of any size with the task
         return lazy
     context: Any = spark.sparkContext
     limit = int(context._jvm.PythonUtils.getBroadcastThreshold(context._jsc))
     if lazy.size() + FRAME_BYTES > limit:
+        names = [one.name for one in operators]
         raise AlignedError(
-            f"operator {config.name} has {lazy.size()} bytes with all that it refers to, and"
+            f"operator {', '.join(names)} has {lazy.size()} bytes with all that it refers to, and"
             f" Spark accepts {limit - FRAME_BYTES}. Read large data from a file in begin_window,"
             f" or set {BROADCAST_THRESHOLD} to more, such as 64m, when the session is created."
         )
     return lazy
 
 
-def run_operator(config: OperatorConfig, feeds: Sequence[Feed]) -> DataFrame:
-    """Return the emitted rows of an operator, for all of its outputs."""
+def run_operators(operators: Sequence[OperatorConfig], feeds: Sequence[Feed]) -> DataFrame:
+    """Return the emitted rows of the last operator of a hop, for all of its outputs."""
     from pyspark.sql import functions
 
-    lazy, frames = make_lazy_operator(config, feeds[0].frame.sparkSession), []
+    config, lazy = operators[0], make_lazy_operator(operators, feeds[0].frame.sparkSession)
+    frames: list[DataFrame] = []
     # A union has the event time of its first frame.
     for feed in sorted(feeds, key=lambda one: one.delay is None):
         frame = feed.frame

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class LazyOperator(StatefulProcessor):
     """Becomes a ``GroupProcessor`` in a task."""
 
-    def __init__(self, config: OperatorConfig) -> None:
+    def __init__(self, config: OperatorConfig, *following: OperatorConfig) -> None:
         spark: Any = CPickleSerializer()
-        self._pickled: bytes = spark.dumps(config)
+        self._pickled: bytes = spark.dumps((config, *following))
         self._slots = config.slots
         self._processor: GroupProcessor | None = None
 
@@ -43,7 +43,7 @@ class LazyOperator(StatefulProcessor):
             return
         from pe_agent.aligned.runtime.processor import GroupProcessor
 
-        self._processor = GroupProcessor(pickle.loads(self._pickled))  # noqa: S301 - ours, of the plan
+        self._processor = GroupProcessor(*pickle.loads(self._pickled))  # noqa: S301 - ours, of the plan
         self._processor.init(handle)
 
     def handleInputRows(  # noqa: N802 - Spark's name

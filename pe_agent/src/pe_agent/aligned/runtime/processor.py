@@ -1,6 +1,7 @@
-"""One operator inside Spark: ``transformWithStateInPandas`` by slot, around ``AlignedRunner``.
+"""A hop inside Spark: ``transformWithStateInPandas`` by slot, around ``AlignedRunner``.
 
-Spark calls it for each slot that has packed rows in a micro-batch, and for each whose timer is due.
+A hop has one operator, or several in a chain, as ``control.runtime.hop`` in core describes. Spark
+calls it for each slot that has packed rows in a micro-batch, and for each whose timer is due.
 It runs the windows of those buckets of the slot that have rows or whose time has come. State is
 accessed only here, and written only when all these windows have run to their end. So a failed
 window leaves Spark's store unchanged.
@@ -13,7 +14,8 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -33,15 +35,23 @@ from pe_agent.aligned.runtime.frames import (
 from pe_agent.aligned.runtime.idleness import InputTiming, active_watermark
 from pe_agent.aligned.runtime.progress_messages import CLOCK_BUCKET, PROGRESS_ROW
 from pe_agent.aligned.runtime.state_names import open_states
-from pe_agent.aligned.runtime.state_store import BucketState, GroupState, SparkBlobs
+from pe_agent.aligned.runtime.state_store import (
+    BucketState,
+    GroupState,
+    SparkBlobs,
+    read_groups,
+    write_groups,
+)
 from pe_agent.spark.worker import QUERY_ID, freeze_modules, task_property
 from streambroker_core.control.operators.dead_letters import DEAD_LETTER_SCHEMA
 from streambroker_core.control.operators.operator import Operator, OperatorError, Window
+from streambroker_core.control.runtime import hop
 from streambroker_core.control.runtime import runner_state as keeping
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.emitter import EmittedRows, Stage
 from streambroker_core.control.runtime.packing import (
+    Arrival,
     Packed,
     consecutive_numbers,
     pack_control_row,
@@ -109,6 +119,7 @@ class OperatorConfig:
         counts: output for counts of control tuples, or None.
         dead_letters: output for what the operator refuses, or None: a refusal fails the window.
         slots: a group of Spark's is a slot; else it is one bucket, as in earlier releases.
+        reads: output of the operator before it in the hop that it receives; None for the first.
     """
 
     make: Callable[[], Operator]
@@ -126,6 +137,7 @@ class OperatorConfig:
     dead_letters: str | None = None
     pass_invalid: bool = False
     slots: bool = True
+    reads: str | None = None
 
 
 EventTimes = tuple[int | None, int | None]
@@ -138,18 +150,98 @@ class _BucketInput:
     progress: list[progress_messages.ProgressMessage] = field(default_factory=list)
 
 
-class GroupProcessor(StatefulProcessor):
-    """Runs the windows of an operator; Spark makes one for each partition and micro-batch."""
+class _HostedOperator:
+    """An operator of a hop in a task; ``following`` is the next one, None for the last."""
 
-    def __init__(self, config: OperatorConfig) -> None:
-        self._config = config
+    def __init__(self, config: OperatorConfig, following: OperatorConfig | None) -> None:
+        self.config = config
+        self.handover = None if following is None else _make_handover(config, following)
+        self._runner: AlignedRunner | None = None
+        self._logged_refusals: set[str] = set()
+
+    def run(
+        self, window: Window, arrived: Sequence[Packed | Arrival], blobs: SparkBlobs
+    ) -> WindowResult:
+        """Run a window of a bucket, and write the blobs that it changed."""
+        outcome = self._get_runner().run(window, arrived, blobs)
+        blobs.apply(outcome.changes)
+        self._log_refusals(outcome)
+        self._log_lost_attributes(outcome)
+        return outcome
+
+    def check_checkpoint(self, blobs: SparkBlobs) -> None:
+        """Keep whose state it is; raise StateError if the checkpoint does not fit."""
+        config, stage = self.config, self._operator_context()
+        version = config.make().state_version
+        runner_state = keeping.read_runner_state(blobs, stage, version, tuple(config.layouts))
+        layouts = {port: layout.text() for port, layout in config.layouts.items()}
+        keeping.check_layouts(runner_state, layouts, stage)
+        changes = runner_state.changes(stage, {"clock": b""}, version)
+        del changes["clock"]
+        blobs.apply(changes)
+
+    def _log_refusals(self, outcome: WindowResult) -> None:
+        for why in outcome.refused:
+            if why not in self._logged_refusals:
+                self._logged_refusals.add(why)
+                log.warning("a control tuple has passed an operator: %s", why)
+
+    def _log_lost_attributes(self, outcome: WindowResult) -> None:
+        for name in outcome.lost_attributes:
+            place = f"{self._get_runner().operator_name}.{name}"
+            if place not in _LOGGED_ATTRIBUTES:
+                _LOGGED_ATTRIBUTES.add(place)
+                log.warning(
+                    "a callback has set %s, and the next window does not see it: declare it as a"
+                    " field of a dataclass to keep it, or name it in transient",
+                    place,
+                )
+
+    def _get_runner(self) -> AlignedRunner:
+        if self._runner is None:
+            self._runner = AlignedRunner(
+                self.config.make,
+                self._operator_context(),
+                layouts=self.config.layouts,
+                thread=threading.get_ident,
+                report=self.config.report is not None,
+            )
+        return self._runner
+
+    def _operator_context(self) -> Stage:
+        config = self.config
+        return Stage(
+            query=_require_property(QUERY_ID),
+            operator=config.name,
+            buckets=config.buckets,
+            order_by=config.order_by,
+            limits=config.limits,
+            pass_invalid=config.pass_invalid,
+            dead_letters=config.dead_letters is not None,
+            shared=self.handover is not None,
+        )
+
+
+def _make_handover(config: OperatorConfig, following: OperatorConfig) -> hop.Handover:
+    output = following.reads or ""
+    schema, (layout,) = config.schemas[output], following.layouts.values()
+    producer = f"operator {config.name}, output {output},"
+    return hop.Handover(output, schema, layout, partial(_conform, schema=schema, producer=producer))
+
+
+class GroupProcessor(StatefulProcessor):
+    """Runs the windows of a hop; Spark makes one for each partition and micro-batch."""
+
+    def __init__(self, config: OperatorConfig, *following: OperatorConfig) -> None:
+        """Create it for an operator, and those that follow it in the hop."""
+        self._config, self._following = config, following
 
     def init(self, handle: Any) -> None:
         """Open the state."""
         self._handle = handle
         self._value, self._values = open_states(handle, slots=self._config.slots)
-        self._runner: AlignedRunner | None = None
-        self._logged_refusals: set[str] = set()
+        configs = (self._config, *self._following)
+        self._operators = [_HostedOperator(*one) for one in zip_longest(configs, self._following)]
 
     def close(self) -> None:
         """Exempt the loaded modules from garbage collection."""
@@ -184,16 +276,18 @@ class GroupProcessor(StatefulProcessor):
         timers: Any,
         fired_timer: int | None = None,
     ) -> Iterator[pd.DataFrame]:
-        stored, config = self._value.get(), self._config
+        stored, names = self._value.get(), [one.config.name for one in self._operators]
         data = None if stored is None else bytes(stored[0])
-        group = GroupState(data, config.name, None if config.slots else key)
-        now, previous_wake = self._spark_watermark(timers), group.wake_at()
-        output = _OutputBuffer(config)
-        for bucket in sorted(received.keys() | group.due(now)):
+        groups = read_groups(data, names, None if self._config.slots else key)
+        now, previous_wake = self._spark_watermark(timers), groups[0].wake_at()
+        output = _OutputBuffer(self._operators[-1].config)
+        handed: dict[int, list[Arrival]] = {}
+        for bucket in sorted(received.keys() | groups[0].due(now)):
             arrived = received.get(bucket) or _BucketInput()
-            self._run_bucket(bucket, group, arrived, (now, time), output)
-        self._set_timer(group.wake_at(), previous_wake, fired_timer)
-        changed = group.changed()
+            handed[bucket] = self._run_bucket(bucket, groups, arrived, (now, time), output)
+        self._run_following(groups, handed, time, output)
+        self._set_timer(groups[0].wake_at(), previous_wake, fired_timer)
+        changed = write_groups(groups, names, data)
         if changed is not None:
             self._value.update((changed,))
         return output.frames()
@@ -201,13 +295,16 @@ class GroupProcessor(StatefulProcessor):
     def _run_bucket(
         self,
         bucket: int,
-        group: GroupState,
+        groups: Sequence[GroupState],
         received: _BucketInput,
         clock: tuple[int | None, int],
         output: _OutputBuffer,
-    ) -> None:
-        """Run the window of a bucket; ``clock`` is Spark's watermark, and the pinned time."""
-        config, own = self._config, group.bucket(bucket)
+    ) -> list[Arrival]:
+        """Run the window of a bucket; ``clock`` is Spark's watermark, and the pinned time.
+
+        Returns what the next operator of the hop receives.
+        """
+        config, own = self._config, groups[0].bucket(bucket)
         spark_watermark, time = clock
         previous = own.window_watermark(spark_watermark, config.watermark_operators)
         for message in received.progress:
@@ -215,13 +312,15 @@ class GroupProcessor(StatefulProcessor):
         times = (spark_watermark, active_watermark(own.input_times, config.timings, time))
         now = max((one for one in times if one is not None), default=None)
         watermark = own.window_watermark(now, config.watermark_operators)
-        blobs = group.blobs(bucket, self._values)
+        handed: list[Arrival] = []
         if bucket == CLOCK_BUCKET:
-            self._advance_clock(own, blobs, watermark, output)
+            self._advance_clock(groups, watermark, output)
         elif received.packed or _is_due(own.wake_at, watermark):
-            packed = received.packed
-            self._run_window(bucket, own, blobs, (previous, watermark), (time, packed), output)
+            window = self._make_window(bucket, time, (previous, watermark))
+            handed = self._run_window(0, groups[0], window, received.packed, output)
+            own.last_watermark = watermark
         own.wake_at = _next_wake(bucket, own, watermark)
+        return handed
 
     def _spark_watermark(self, timers: Any) -> int | None:
         if not self._config.has_watermark:
@@ -229,104 +328,73 @@ class GroupProcessor(StatefulProcessor):
         now = int(timers.getCurrentWatermarkInMs())
         return now * 1000 if now > 0 else None
 
-    def _run_window(
+    def _run_following(
         self,
-        bucket: int,
-        state: BucketState,
-        blobs: SparkBlobs,
-        times: EventTimes,
-        arrived: tuple[int, list[Packed]],
+        groups: Sequence[GroupState],
+        handed: Mapping[int, list[Arrival]],
+        time: int,
         output: _OutputBuffer,
     ) -> None:
-        config, number = self._config, int(_require_property("streaming.sql.batchId"))
+        """Run the other operators of the hop, each with what the one before it hands over."""
+        for at, before in enumerate(self._operators[:-1], start=1):
+            given = {bucket: arrivals for bucket, arrivals in handed.items() if arrivals}
+            if before.handover is not None:
+                before.handover.check(given)
+            handed = {
+                bucket: self._run_window(
+                    at, groups[at], self._make_window(bucket, time, (None, None)), arrivals, output
+                )
+                for bucket, arrivals in given.items()
+            }
+
+    def _make_window(self, bucket: int, time: int, times: EventTimes) -> Window:
         watermark, later = _split_watermark(*times)
-        window = Window(
-            number=number,
-            time=arrived[0],
+        return Window(
+            number=int(_require_property("streaming.sql.batchId")),
+            time=time,
             watermark=watermark,
             bucket=bucket,
-            buckets=config.buckets,
+            buckets=self._config.buckets,
             later=later,
         )
-        outcome = self._get_runner().run(window, arrived[1], blobs)
-        blobs.apply(outcome.changes)
-        state.wake_at, state.last_watermark = outcome.wake_at, times[1]
+
+    def _run_window(
+        self,
+        at: int,
+        group: GroupState,
+        window: Window,
+        arrived: Sequence[Packed | Arrival],
+        output: _OutputBuffer,
+    ) -> list[Arrival]:
+        """Run a window of the operator ``at`` a place of the hop; return what it hands over."""
+        hosted, state = self._operators[at], group.bucket(window.bucket)
+        outcome = hosted.run(window, arrived, group.blobs(window.bucket, self._values))
+        state.wake_at = outcome.wake_at
         if outcome.held_at != state.held_at:
             state.held_at = outcome.held_at
-            output.add_progress(
-                bucket,
-                progress_messages.WatermarkHold(
-                    operator=config.name, bucket=bucket, at=state.held_at
-                ),
+            hold = progress_messages.WatermarkHold(
+                operator=hosted.config.name, bucket=window.bucket, at=state.held_at
             )
-        self._log_refusals(outcome)
-        self._log_lost_attributes(outcome)
-        output.add_emitted(bucket, outcome)
+            output.add_progress(window.bucket, hold)
+        if hosted.handover is not None:
+            return hosted.handover.arrivals(outcome, window.bucket)
+        output.add_emitted(window.bucket, outcome)
         output.add_reports(window, outcome)
-
-    def _log_refusals(self, outcome: WindowResult) -> None:
-        for why in outcome.refused:
-            if why not in self._logged_refusals:
-                self._logged_refusals.add(why)
-                log.warning("a control tuple has passed an operator: %s", why)
-
-    def _log_lost_attributes(self, outcome: WindowResult) -> None:
-        for name in outcome.lost_attributes:
-            place = f"{self._get_runner().operator_name}.{name}"
-            if place not in _LOGGED_ATTRIBUTES:
-                _LOGGED_ATTRIBUTES.add(place)
-                log.warning(
-                    "a callback has set %s, and the next window does not see it: declare it as a"
-                    " field of a dataclass to keep it, or name it in transient",
-                    place,
-                )
-
-    def _get_runner(self) -> AlignedRunner:
-        if self._runner is None:
-            stage = self._operator_context()
-            self._runner = AlignedRunner(
-                self._config.make,
-                stage,
-                layouts=self._config.layouts,
-                thread=threading.get_ident,
-                report=self._config.report is not None,
-            )
-        return self._runner
-
-    def _operator_context(self) -> Stage:
-        config = self._config
-        return Stage(
-            query=_require_property(QUERY_ID),
-            operator=config.name,
-            buckets=config.buckets,
-            order_by=config.order_by,
-            limits=config.limits,
-            pass_invalid=config.pass_invalid,
-            dead_letters=config.dead_letters is not None,
-        )
+        return []
 
     def _advance_clock(
-        self,
-        state: BucketState,
-        blobs: SparkBlobs,
-        watermark: int | None,
-        output: _OutputBuffer,
+        self, groups: Sequence[GroupState], watermark: int | None, output: _OutputBuffer
     ) -> None:
         """Send the time to the next operators; raise StateError if the checkpoint does not fit."""
-        config, stage = self._config, self._operator_context()
-        version = config.make().state_version
-        runner_state = keeping.read_runner_state(state.blobs, stage, version, tuple(config.layouts))
-        layouts = {port: layout.text() for port, layout in config.layouts.items()}
-        keeping.check_layouts(runner_state, layouts, stage)
-        changes = runner_state.changes(stage, {"clock": b""}, version)
-        del changes["clock"]
-        blobs.apply(changes)
+        for hosted, group in zip(self._operators, groups, strict=True):
+            hosted.check_checkpoint(group.blobs(CLOCK_BUCKET, self._values))
+        state = groups[0].bucket(CLOCK_BUCKET)
         if watermark is not None and watermark != state.last_watermark:
             state.last_watermark = watermark
-            output.add_progress(
-                CLOCK_BUCKET,
-                progress_messages.WatermarkUpdate(operator=config.name, watermark=watermark),
+            update = progress_messages.WatermarkUpdate(
+                operator=self._config.name, watermark=watermark
             )
+            output.add_progress(CLOCK_BUCKET, update)
 
     def _set_timer(
         self, wake: int | None, previous_wake: int | None, fired_timer: int | None

@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pe_agent.aligned.runtime.state_store import BucketState, GroupState, read_bucket_state
+from pe_agent.aligned.runtime.state_store import (
+    BucketState,
+    GroupState,
+    read_bucket_state,
+    split_hop,
+)
 from streambroker_core.control.runtime import runner_state
 from streambroker_core.errors import AlignedError
 
@@ -27,11 +32,12 @@ def read_states(
     """
     known = set()
     for number in _operator_ids(spark, checkpoint):
-        buckets, slots = _read_buckets(spark, checkpoint, number, operator)
+        buckets, slots, sharing = _read_buckets(spark, checkpoint, number, operator)
         names = {runner_state.operator_name(own.blobs) for own in buckets.values()} - {None}
-        if names != {operator}:
-            known |= names
+        if operator not in names:
+            known |= names | sharing
             continue
+        prefix = f"{operator}/" if sharing else ""
         by_bucket: dict[int, dict[str, bytes]] = {
             bucket: {
                 name: blob
@@ -42,7 +48,9 @@ def read_states(
         }
         for row in _read_variable(spark, checkpoint, number, "blobs").collect():
             bucket = row.user_map_key.bucket if slots else row.key.bucket
-            by_bucket[bucket][row.user_map_key.name] = bytes(row.user_map_value.blob)
+            name = row.user_map_key.name
+            if name.startswith(prefix):
+                by_bucket[bucket][name.removeprefix(prefix)] = bytes(row.user_map_value.blob)
         return {bucket: blobs for bucket, blobs in by_bucket.items() if blobs}
     listed = ", ".join(sorted(map(str, known))) or "none"
     raise AlignedError(
@@ -52,8 +60,11 @@ def read_states(
 
 def _read_buckets(
     spark: SparkSession, checkpoint: str | Path, number: int, operator: str
-) -> tuple[dict[int, BucketState], bool]:
-    """Return the states of an operator's buckets, and whether they are grouped in slots."""
+) -> tuple[dict[int, BucketState], bool, set[str]]:
+    """Return the states of an operator's buckets, and whether they are grouped in slots.
+
+    The last value has the names of the operators that share a hop; it is empty for one alone.
+    """
     from pyspark.errors import PySparkException
 
     try:
@@ -61,9 +72,16 @@ def _read_buckets(
     except PySparkException:  # a checkpoint with a group for each bucket
         rows = _read_variable(spark, checkpoint, number, "own").collect()
         owns = ((row.key.bucket, bytes(row.value.blob)) for row in rows)
-        return {bucket: read_bucket_state(data, operator) for bucket, data in owns}, False
-    groups = [GroupState(bytes(row.value.blob), operator, None) for row in values]
-    return {bucket: one.bucket(bucket) for one in groups for bucket in one.buckets()}, True
+        return {bucket: read_bucket_state(data, operator) for bucket, data in owns}, False, set()
+    groups, sharing = [], set[str]()
+    for row in values:
+        data = bytes(row.value.blob)
+        parts = split_hop(data, operator)
+        sharing |= parts.keys()
+        if not parts or operator in parts:
+            groups.append(GroupState(parts.get(operator, data), operator, None))
+    states = {bucket: one.bucket(bucket) for one in groups for bucket in one.buckets()}
+    return states, True, sharing
 
 
 def _operator_ids(spark: SparkSession, checkpoint: str | Path) -> list[int]:

@@ -6,14 +6,15 @@ runner's own blobs and, in a slot, the small blobs of operators. A window neithe
 large blobs that it does not touch.
 
 The value of a bucket is a head in JSON, then the blobs that the head names. The value of a slot is
-a head with its buckets, then their values.
+a head with its buckets, then their values. If several operators share a hop, the value is a head
+with their names, then the value of a slot for each. Their large blobs have the names as prefixes.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -167,18 +168,22 @@ class _Entry:
 class GroupState:
     """The states of the buckets of a group."""
 
-    def __init__(self, data: bytes | None, operator: str, bucket: int | None) -> None:
+    def __init__(
+        self, data: bytes | None, operator: str, bucket: int | None, prefix: str = ""
+    ) -> None:
         """Read the value of a group.
 
         Args:
             data: the value; None if the group has none yet.
             operator: name of the operator, for errors.
             bucket: the one bucket of the group; None for a slot.
+            prefix: what the names of its large blobs begin with in the map state.
 
         Raises:
             StateError: the value is damaged, or of a newer release.
         """
         self._before, self._operator, self._bucket = data, operator, bucket
+        self._prefix = prefix
         self._entries: dict[int, _Entry] = {}
         if bucket is not None:
             state = read_bucket_state(data, operator)
@@ -188,6 +193,8 @@ class GroupState:
 
     def _read_slot(self, data: bytes) -> None:
         head, at = _read_head(data, self._operator)
+        if "operators" in head:
+            raise _other_hop([self._operator], [name for name, _ in head["operators"]])
         try:
             for bucket, length, wake_at in head["buckets"]:
                 self._entries[bucket] = _Entry(data[at : at + length], wake_at)
@@ -229,17 +236,19 @@ class GroupState:
 
     def blobs(self, bucket: int, values: MapState) -> SparkBlobs:
         """Return the blobs of a bucket."""
-        return SparkBlobs(self.bucket(bucket), values, bucket if self._bucket is None else None)
+        number = bucket if self._bucket is None else None
+        return SparkBlobs(self.bucket(bucket), values, number, self._prefix)
 
     def changed(self) -> bytes | None:
         """Return the value of the group; None if it is as it was read."""
+        data = self.value()
+        return None if data == self._before else data
+
+    def value(self) -> bytes:
+        """Return the value of the group."""
         for entry in self._entries.values():
             if entry.state is not None:
                 entry.written, entry.wake_at = entry.state.write(), entry.state.wake_at
-        data = self._write()
-        return None if data == self._before else data
-
-    def _write(self) -> bytes:
         if self._bucket is not None:
             return self._entries[self._bucket].written
         entries = sorted(self._entries.items())
@@ -248,15 +257,72 @@ class GroupState:
         return b"".join([_LENGTH.pack(len(head)), head, *(one.written for _, one in entries)])
 
 
+def read_groups(
+    data: bytes | None, operators: Sequence[str], bucket: int | None
+) -> list[GroupState]:
+    """Read the value of a group of a hop, for each of its operators.
+
+    Raises:
+        StateError: as for ``GroupState``, or other operators share the hop in the checkpoint.
+    """
+    if len(operators) == 1:
+        return [GroupState(data, operators[0], bucket)]
+    parts: Mapping[str, bytes] = {} if data is None else split_hop(data, operators[0])
+    if data is not None and list(parts) != list(operators):
+        raise _other_hop(operators, list(parts))
+    return [GroupState(parts.get(name) or None, name, bucket, f"{name}/") for name in operators]
+
+
+def write_groups(
+    groups: Sequence[GroupState], operators: Sequence[str], before: bytes | None
+) -> bytes | None:
+    """Return the value of a group of a hop; None if it is as it was read."""
+    if len(groups) == 1:
+        return groups[0].changed()
+    values = [group.value() for group in groups]
+    sizes = [[name, len(one)] for name, one in zip(operators, values, strict=True)]
+    head = canonical({"v": VERSION, "operators": sizes})
+    data = b"".join([_LENGTH.pack(len(head)), head, *values])
+    return None if data == before else data
+
+
+def split_hop(data: bytes, operator: str) -> dict[str, bytes]:
+    """Return the values of the operators that share a hop, by name; empty for one operator.
+
+    Raises:
+        StateError: the value is damaged, or of a newer release; ``operator`` is named.
+    """
+    head, at = _read_head(data, operator)
+    parts = {}
+    for name, length in head.get("operators", ()):
+        parts[name] = data[at : at + length]
+        at += length
+    if parts and at != len(data):
+        raise _damaged(operator, "it has another length")
+    return parts
+
+
+def _other_hop(operators: Sequence[str], found: Sequence[str]) -> StateError:
+    began = f"{', '.join(found)} in one hop" if found else "one operator in the hop"
+    return StateError(
+        f"the checkpoint has {began}, and the query has {', '.join(operators)}. Nothing was"
+        " overwritten: declare stays_in_bucket in the same operators as when the checkpoint began,"
+        " or start a new checkpoint."
+    )
+
+
 class SparkBlobs(Mapping[str, bytes]):
     """The blobs of a bucket, as an operator's runner reads them.
 
     ``bucket`` is its number in a slot; None in a group of one bucket, whose operator's blobs are
-    all in the map state.
+    all in the map state. There names begin with ``prefix``.
     """
 
-    def __init__(self, state: BucketState, values: MapState, bucket: int | None) -> None:
+    def __init__(
+        self, state: BucketState, values: MapState, bucket: int | None, prefix: str = ""
+    ) -> None:
         self._state, self._values, self._bucket = state, values, bucket
+        self._prefix = prefix
 
     def __getitem__(self, name: str) -> bytes:
         if name in self._state.blobs:
@@ -303,7 +369,7 @@ class SparkBlobs(Mapping[str, bytes]):
                     self._state.large.add(name)
 
     def _key(self, name: str) -> tuple[str] | tuple[int, str]:
-        return (name,) if self._bucket is None else (self._bucket, name)
+        return (name,) if self._bucket is None else (self._bucket, self._prefix + name)
 
     def _is_absent(self, name: str) -> bool:
         """Return whether the map state is known to lack a name."""
