@@ -49,6 +49,38 @@ class OvertakenError(StreambrokerError):
     code = "Overtaken"
 
 
+class SharedPlans:
+    """Plans of requests that are handled together, so that equal readers share one.
+
+    The streams must not change meanwhile. Readers are equal if a plan depends on nothing that
+    differs between them; their requests differ only in reader, import, policy and call.
+    """
+
+    def __init__(self) -> None:
+        self._common: tuple[object, ...] = ()
+        self._plans: dict[tuple[object, ...], Plan] = {}
+
+    def find(
+        self, reader: Reader, request: PlanRequest, finished: tuple[tuple[str, int, int], ...]
+    ) -> tuple[tuple[object, ...], Plan | None]:
+        """Return what a reader's plan depends on, empty if on more, and the plan if known."""
+        common, positions = (request.start, request.positions, request[6:]), request.positions
+        if common != self._common:
+            self._common, self._plans = common, {}
+        if not (reader.routed and reader.opened and reader.cursors.keys() <= positions.keys()):
+            return (), None
+        bounds = (
+            tuple((stream, max(n, positions.get(stream, 0))) for stream, n in of.items())
+            for of in (reader.resume, reader.agreed_losses)
+        )
+        key = (finished, reader.is_dropping, *reader.cursors, *bounds)
+        return key, self._plans.get(key)
+
+    def add(self, key: tuple[object, ...], plan: Plan) -> None:
+        """Have equal readers share a plan."""
+        self._plans[key] = plan
+
+
 class Planner:
     """Plans for the readers of one export, over its retained epochs.
 
@@ -64,8 +96,10 @@ class Planner:
         self.evicted: list[str] = []
         self.max_readers = MAX_READERS
 
-    def plan(self, request: PlanRequest, now: float) -> Plan:
+    def plan(self, request: PlanRequest, now: float, shared: SharedPlans | None = None) -> Plan:
         """Acknowledge the reader's position and pin its next epochs.
+
+        With ``shared``, equal readers of the requests that are planned with it share their plan.
 
         Raises:
             DataLossError: the reader's next epochs are gone, it does not drop, and ``skip_lost``
@@ -77,7 +111,7 @@ class Planner:
         self._routes.check_revoked(request.import_)
         self.check_call(request)
         with self._claims.tracking_fronts(request.reader, now):
-            return self._plan(request, now)
+            return self._plan(request, now, shared or SharedPlans())
 
     def check_call(self, request: PlanRequest) -> None:
         """Raise `OvertakenError` if a later call of the same reader was handled before this one.
@@ -96,9 +130,27 @@ class Planner:
                 " planned for it."
             )
 
-    def _plan(self, request: PlanRequest, now: float) -> Plan:
+    def _plan(self, request: PlanRequest, now: float, shared: SharedPlans) -> Plan:
         reader = self._get_reader(request, now)
         finished = self._acknowledge(reader, request, now)
+        (key, plan), cursors = shared.find(reader, request, finished), len(reader.cursors)
+        if plan is None:
+            plan = self._make_plan(reader, request, finished, now)
+            if key and plan.planned and len(reader.cursors) == cursors:
+                shared.add(key, plan)
+        else:
+            reader.start, reader.control = request.start, request.control is not None
+            _pin(reader, plan.planned)
+            self._retention.promote(reader)
+        return plan
+
+    def _make_plan(
+        self,
+        reader: Reader,
+        request: PlanRequest,
+        finished: tuple[tuple[str, int, int], ...],
+        now: float,
+    ) -> Plan:
         unknown = tuple(
             sorted(s for s in request.own_streams if s not in {*self._streams, *self._forgotten})
         )
@@ -404,7 +456,7 @@ def _find_rowless_ends(
     return ((stream.id, end),) if end > plan.next else ()
 
 
-def _pin(reader: Reader, planned: list[PlannedRange]) -> None:
+def _pin(reader: Reader, planned: Sequence[PlannedRange]) -> None:
     for plan in planned:
         cursor = reader.cursors[plan.stream]
         cursor.planned = (plan.from_, plan.next) if plan.from_ < plan.next else None

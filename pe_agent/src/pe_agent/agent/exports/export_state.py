@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -178,8 +178,11 @@ class ExportState:
         self.streams.pop(id_).log.close()
         self.directory.remove_orphan(id_)
 
-    def save_reader(self, id_: str) -> None:
-        """Store a reader with its counts."""
+    def save_readers(self, ids: Iterable[str]) -> None:
+        """Store readers with their counts, in one write."""
+        self.store.write_all(_SAVE_READER, [(self.key, id_, self._encode(id_)) for id_ in ids])
+
+    def _encode(self, id_: str) -> str:
         reader = self.ledger.readers[id_]
         state = encode_reader(reader, self.deliveries.for_reader(id_))
         pinned = self.deliveries.restrictions.get(id_)
@@ -193,7 +196,7 @@ class ExportState:
             ]
             for s in self.ledger.streams.values()
         }
-        self.store.write(_SAVE_READER, self.key, id_, msgspec.json.encode(state).decode())
+        return msgspec.json.encode(state).decode()
 
     def save_publisher(self, *, lease_released: bool = False, durable: bool = False) -> None:
         """Store the publisher; ``durable`` survives a power failure."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pe_agent.agent.exports.backpressure import Backpressure
 from pe_agent.agent.exports.export_state import ExportState
@@ -19,6 +19,7 @@ from streambroker_core.ledger.epochs import holes
 from streambroker_core.ledger.losses import MissingRange, find_missing
 from streambroker_core.ledger.offset import column_names
 from streambroker_core.ledger.plan import Plan, PlanRequest
+from streambroker_core.ledger.planner import SharedPlans
 from streambroker_core.ledger.retention import Reader
 from streambroker_core.model.policies import PolicyDeniedError, Restriction, combine
 
@@ -93,6 +94,7 @@ class ReaderPlans:
             storage of a ``stored`` export is away.
         """
         outcomes: list[Plan | Exception] = []
+        shared, changed = SharedPlans(), list[str]()
         with self._state.lock:
             wide = self.find_too_wide(schema)
             stops = wide | dict.fromkeys(excluded, (0, ""))
@@ -101,10 +103,12 @@ class ReaderPlans:
                 for request in requests:
                     try:
                         self._deliveries.wanted[request.reader] = schema
-                        plan = self._plan(request, filter_, columns, stops)
+                        plan = self._plan(request, filter_, columns, stops, shared)
+                        changed.append(request.reader)
                         outcomes.append(self._check_width(request, plan, stops))
                     except Exception as error:
                         outcomes.append(error)
+                self._state.save_readers(r for r in changed if r in self._ledger.readers)
                 self._forget_evicted()
             plans = [one for one in outcomes if isinstance(one, Plan)]
             if plans:
@@ -123,6 +127,8 @@ class ReaderPlans:
         self, reader: str, mismatches: Mapping[str, str], wide: Mapping[str, tuple[int, str]]
     ) -> list[str]:
         """Return why a reader gets nothing of streams that have, or may get, epochs for it."""
+        if not (mismatches or wide):
+            return []
         found = {s: w for s, (n, w) in wide.items() if self._begins_too_wide(reader, s, n)}
         found.update(mismatches)
         return [why for stream, why in found.items() if self.blocks_reader(reader, stream)]
@@ -181,6 +187,7 @@ class ReaderPlans:
         filter_: str | None,
         columns: list[str] | None,
         stops: Mapping[str, tuple[int, str]],
+        shared: SharedPlans,
     ) -> Plan:
         self._ledger.planner.check_call(request)
         now, before = self._state.clock(), _planned_ranges(self._ledger.readers.get(request.reader))
@@ -188,13 +195,12 @@ class ReaderPlans:
         if stops:
             limit = self._state.heads() if request.limit is None else request.limit
             limit = {s: min(n, stops[s][0]) if s in stops else n for s, n in limit.items()}
-            request = replace(request, limit=limit)
-        plan = self._ledger.planner.plan(request, now)
+            request = request._replace(limit=limit)
+        plan = self._ledger.planner.plan(request, now, shared)
         if plan.routed:
             self._deliveries.begin_plan(request.reader, filter_, columns, plan.planned)
             self._deliveries.pin(request.reader, self.policies.of_import(request.import_))
         self._note_planned(request.reader, before)
-        self._state.save_reader(request.reader)
         return plan
 
     def note_stored(self, reader: str) -> None:
@@ -262,7 +268,7 @@ class ReaderPlans:
                 misfits = self.schema_mismatches(filter_, columns, wanted, restriction)
                 _check_withheld(ranges, misfits)
             self._note_planned(request.reader, before)
-            self._state.save_reader(request.reader)
+            self._state.save_readers([request.reader])
             missing = self._skipped_epochs(request, ranges)
             blocks = {
                 s: _list_blocks(self._state, s, ranges[s], missing.get(s, ())) for s in ranges
@@ -299,7 +305,7 @@ class ReaderPlans:
             missing = find_missing(self._ledger.streams, ranges, before=delivery.missed)
         if missing != delivery.missed:
             delivery.missed = missing
-            self._state.save_reader(request.reader)
+            self._state.save_readers([request.reader])
         return missing
 
     def is_planned_with(self, reader: str, filter_: str | None) -> bool:
@@ -374,11 +380,11 @@ class ReaderPlans:
                 continue
             delivery = self._deliveries.for_reader(reader.id)
             if self._ledger.retention.archive(reader):
-                self._state.save_reader(reader.id)
+                self._state.save_readers([reader.id])
             if delivery.planned_since is not None:
                 delivery.planned_since = None
                 delivery.released_plans += 1
-                self._state.save_reader(reader.id)
+                self._state.save_readers([reader.id])
                 log.warning("the plan of reader %s is released: it is away", reader.id)
         self._forget_evicted()
 
