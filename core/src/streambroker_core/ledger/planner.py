@@ -64,16 +64,18 @@ class SharedPlans:
         self, reader: Reader, request: PlanRequest, finished: tuple[tuple[str, int, int], ...]
     ) -> tuple[tuple[object, ...], Plan | None]:
         """Return what a reader's plan depends on, empty if on more, and the plan if known."""
-        common, positions = (request.start, request.positions, request[6:]), request.positions
+        positions, common = request.positions, request[3:5] + request[6:]
         if common != self._common:
             self._common, self._plans = common, {}
         if not (reader.routed and reader.opened and reader.cursors.keys() <= positions.keys()):
             return (), None
-        bounds = (
-            tuple((stream, max(n, positions.get(stream, 0))) for stream, n in of.items())
-            for of in (reader.resume, reader.agreed_losses)
+        key = (
+            finished,
+            reader.is_dropping,
+            *reader.cursors,
+            _list_above(positions, reader.resume),
+            _list_above(positions, reader.agreed_losses),
         )
-        key = (finished, reader.is_dropping, *reader.cursors, *bounds)
         return key, self._plans.get(key)
 
     def add(self, key: tuple[object, ...], plan: Plan) -> None:
@@ -250,10 +252,9 @@ class Planner:
             self._retention.archive(reader)
         if request.call is not None and reader.routed and request.granted:
             incarnation, reader.calls = request.call
-            reader.agent_incarnations = (
-                *(known for known in reader.agent_incarnations if known != incarnation),
-                incarnation,
-            )[-MAX_INCARNATIONS:]
+            if incarnation not in reader.agent_incarnations[-1:]:
+                earlier = [known for known in reader.agent_incarnations if known != incarnation]
+                reader.agent_incarnations = (*earlier, incarnation)[-MAX_INCARNATIONS:]
         reader.lease_expires = max(reader.lease_expires, now + request.lease)
         return reader
 
@@ -399,6 +400,13 @@ class Planner:
         cursor = known.cursors.get(stream)
         planned = cursor.planned if cursor else None
         return planned is not None and planned[0] <= epoch < planned[1]
+
+
+def _list_above(positions: Mapping[str, int], bounds: Mapping[str, int]) -> tuple[object, ...]:
+    """Return bounds of a reader by stream; those below its positions have no effect."""
+    if not bounds:
+        return ()
+    return tuple([(stream, max(n, positions.get(stream, 0))) for stream, n in bounds.items()])
 
 
 def _find_start(streams: Sequence[Stream], start: str, now: float) -> list[tuple[Stream, int]]:

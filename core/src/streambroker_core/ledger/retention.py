@@ -336,8 +336,9 @@ class Claims:
             if after:
                 claimed = self.readers[id_].lease_expires + self.grace
                 self._fronts_until = min(self._fronts_until, claimed)
-            for stream, front in list(self._fronts.items()):
-                self._update_front(stream, front, before.get(stream), after.get(stream))
+            if before != after:
+                for stream, front in list(self._fronts.items()):
+                    self._update_front(stream, front, before.get(stream), after.get(stream))
 
     def _update_front(
         self, stream: str, front: _Front, before: int | None, after: int | None

@@ -139,6 +139,8 @@ class Backpressure:
 
     def note_wait_chains(self, import_: str, chains: Mapping[str, Sequence[str]]) -> None:
         """Record the exports that readers' queries wait for, as their agent reports."""
+        if not (any(chains.values()) or self._chains.has_reports):
+            return
         with self._state.lock:
             for id_, chain in chains.items():
                 reader = self._state.ledger.readers.get(id_)
