@@ -87,6 +87,12 @@ class Backpressure:
         with self._state.lock:
             return self._blocking_readers_at(self._state.clock())
 
+    def has_room(self) -> bool:
+        """Return whether what ``wait`` readers hold fills less than half of the log."""
+        with self._state.lock:
+            now, of = self._state.clock(), self._retention
+            return of.fullness(of.held_bytes(now), of.held_memory(now)) < 0.5
+
     def _blocking_readers_at(self, now: float) -> list[BlockingReader]:
         holders = self._retention.blocking_readers(now)
         self.wait_times.note_attempt(now, [h.reader for h in holders])

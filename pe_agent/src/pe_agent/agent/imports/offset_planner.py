@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -134,7 +134,7 @@ class OffsetPlanner:
                 in_background=request.aside,
             )
             left = began + min(MAX_WAIT_SECONDS, patience) - time.monotonic()
-            if left <= 0 or turn.others_changed() or not notifier.wait(seen, left, turn.keys):
+            if left <= 0 or turn.others_changed() or not self._wait(reader, seen, left, turn.keys):
                 behind = self._lagging_exports(reader, start, request.limit)
                 return NextOffset(
                     offset=None,
@@ -145,6 +145,13 @@ class OffsetPlanner:
                     together=turn.may_wait,
                     ended=reader.ended,
                 )
+
+    def _wait(self, reader: ImportReader, seen: int, left: float, keys: Collection[str]) -> bool:
+        """Wait for changes; return True if there are some, or positions are due at an exporter."""
+        notifier, now = self.state.notifier, time.monotonic()
+        due = min((at - now for at in reader.acknowledge_by.values() if at > now), default=left)
+        changed = notifier.wait(seen, min(left, due), keys)
+        return changed or (due < left and not notifier.closed)
 
     def _known_heads(self, reader: ImportReader, end: Offset) -> dict[str, int]:
         """Return the next epoch of each stream of an offset, as last known.
