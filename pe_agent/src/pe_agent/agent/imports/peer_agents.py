@@ -38,6 +38,7 @@ Routes = Mapping[str, Mapping[str, str | None]]
 class _Watch:
     location: str
     routes: Routes
+    refused: frozenset[str] = frozenset()
     stopped: threading.Event = field(default_factory=threading.Event)
 
 
@@ -206,9 +207,12 @@ class PeerAgents:
             self._note_refused(dict.fromkeys(request.exports))
             raise
         refused = {e: head.error for e, head in heads.items() if isinstance(head, RefusedHead)}
-        self._note_refused({**dict.fromkeys(heads), **refused})
+        watched.refused = frozenset(refused)
+        elsewhere = {e for e in refused if self._is_answered_elsewhere(e, watched)}
+        answered = {e: head for e, head in heads.items() if e not in elsewhere}
+        self._note_refused({e: refused.get(e) for e in answered})
         moved: set[str] = set()
-        for export, head in heads.items():
+        for export, head in answered.items():
             if isinstance(head, RefusedHead):
                 if self._is_home(export, watched.location):
                     with self._lock:
@@ -217,12 +221,14 @@ class PeerAgents:
                 continue
             known = export in watched.routes and self._is_home(export, watched.location)
             with self._lock:
+                watches = (watched, *self._watches.values())
+                imports = [one.routes.get(export, ()) for one in watches]
                 if known and self._heads.get(export) != head.heads:
                     self._heads[export], self._rows[export] = head.heads, head.rows
-                    moved.update(watched.routes[export])
+                    moved.update(*imports)
                 if known and head.ended != (export in self._ended):
                     self._ended ^= {export}
-                    moved.update(watched.routes[export])
+                    moved.update(*imports)
         if moved:
             self._notifier.notify(*moved)
         if refused and len(refused) == len(request.exports):
@@ -230,6 +236,12 @@ class PeerAgents:
         if not moved and time.monotonic() - began < 0.01:
             watched.stopped.wait(0.05)
         return True
+
+    def _is_answered_elsewhere(self, export: str, watched: _Watch) -> bool:
+        """Return whether an agent does not refuse another watch of the same export."""
+        with self._lock:
+            others = [w for w in self._watches.values() if w.location == watched.location]
+        return any(export in w.routes and export not in w.refused for w in others)
 
     def _import_request(
         self, export: str, capability: str | None, readers: list[str]
@@ -288,13 +300,16 @@ class PeerAgents:
 
 
 def _split_routes(routes: Routes) -> list[Routes]:
-    """Divide the exports of one agent into watches of at most `MAX_IMPORTS` imports."""
-    parts: list[dict[str, Mapping[str, str | None]]] = [{}]
+    """Divide the imports of one agent's exports into watches of at most `MAX_IMPORTS`."""
+    parts: list[dict[str, dict[str, str | None]]] = [{}]
     room = MAX_IMPORTS
     for export, imports in sorted(routes.items()):
-        if parts[-1] and len(imports) > room:
-            parts.append({})
-            room = MAX_IMPORTS
-        parts[-1][export] = imports
-        room -= len(imports)
+        if parts[-1] and min(len(imports), MAX_IMPORTS) > room:
+            room = 0
+        for import_, capability in sorted(imports.items()):
+            if not room:
+                parts.append({})
+                room = MAX_IMPORTS
+            parts[-1].setdefault(export, {})[import_] = capability
+            room -= 1
     return list(parts)
