@@ -236,3 +236,21 @@ def test_an_overtaken_call_leaves_the_others_of_its_batch_alone(tmp_path: Path) 
     assert isinstance(first, Plan)
     assert first == other
     bench.close()
+
+
+def test_readers_at_one_position_share_a_plan_and_others_get_their_own(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.open()
+    for n in range(3):
+        bench.publish(n, rows(n, 2))
+    stream = next(iter(bench.export.state.streams))
+    for call in (1, 2):
+        drawn = [(r, call, at, 1, "wait") for r, at in (("a", 1), ("b", 1), ("c", 2))]
+        first, same, ahead = bench.export.plans.plan_all(
+            _ledger_requests(stream, drawn), filter_=None, columns=None
+        )
+    assert isinstance(first, Plan)
+    assert isinstance(ahead, Plan)
+    assert same is first
+    assert (first.planned[0].next, ahead.planned[0].next) == (2, 3)
+    bench.close()
