@@ -173,8 +173,20 @@ def test_an_exporter_with_room_gets_an_acknowledgement_with_the_next_plan(made: 
     assert made.next(first) == {"offset": None}
     assert made.asked == []
     made.known[A] = {"s": 2}
-    assert made.offset(first)["streams"] == {"s": {"from": 1, "next": 2}}
+    assert made.offset(first)["streams"]["s"]["next"] == 2
     assert [body["positions"] for _, body in made.asked] == [{"s": 1}]
+
+
+def test_a_reader_that_leaves_acknowledges_what_it_has_read(made: Bench) -> None:
+    made.connect(A)
+    made.replies[A] = lambda _: {**answer(plan("s", 0, 1)), "room": True}
+    first = made.offset()
+    made.known[A] = {"s": 1}
+    made.next(first)
+    made.asked.clear()
+    made.host.leave(first["reader"], "one")
+    asked = [body for action, body in made.asked if action == "peer.plan"]
+    assert [(body["positions"], body["capability"]) for body in asked] == [({"s": 1}, "cap")]
 
 
 @pytest.mark.parametrize("ends", [{"limit": {"s": 1}}, {"stop_at_end": True}, {"control": []}])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pe_agent.agent.imports import peer_agents
 from pe_agent.agent.imports.peer_agents import PeerAgents, _Watch
 from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.server.caller_checks import MAX_PEER_BODY
@@ -190,6 +191,26 @@ def test_what_is_read_at_one_agent_is_divided_into_watches_that_it_takes(
     assert max(len(json.dumps(asked)) for asked in watched.asked) < MAX_PEER_BODY
     peers.apply_view(view("a"))
     assert [*peers._watches] == [(LOCATION, 0)]
+
+
+def test_leases_are_renewed_at_times_and_news_are_asked_of_one_import(
+    watched: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = [1000.0]
+    monkeypatch.setattr(peer_agents.time, "monotonic", lambda: times[-1])
+    peers = PeerAgents(Notifier(), dict, tuple)
+    peers.apply_view(view("a", "b"))
+    for seconds in (0.0, 1.0, 0.6, 0.4):
+        times.append(times[-1] + seconds)
+        watch(peers, watched)
+    asked = [body["exports"][EXPORT]["imports"] for body in watched.asked]
+    assert [[*imports] for imports in asked] == [
+        ["default/alerts/0/a", "default/alerts/0/b"],
+        ["default/alerts/0/a"],
+        ["default/alerts/0/a", "default/alerts/0/b"],
+        ["default/alerts/0/a"],
+    ]
+    assert [body["wait"] for body in watched.asked] == pytest.approx([2.0, 2.0, 2.0, 2.6])
 
 
 @pytest.fixture

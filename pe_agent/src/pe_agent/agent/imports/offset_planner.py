@@ -69,6 +69,7 @@ class OffsetPlanner:
         """Release a lease as `ImportReaders.release` does; the claims last for ``grace``."""
         known = self.state.readers.release(reader, session)
         if known is not None:
+            self._plans.acknowledge_deferred(known)
             self.state.report_leaves(known)
         return known
 

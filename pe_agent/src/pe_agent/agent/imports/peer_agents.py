@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +26,8 @@ from streambroker_core.wire.broker.view import ImportRoute, View
 log = logging.getLogger("pe_agent")
 
 WATCH_SECONDS = 2.0
+RENEW_SECONDS = 1.5
+"""Time after a renewal of leases for which a watch only asks for news, for one of its imports."""
 READER_LEASE = 5.0
 PLAN_SECONDS = 2.0
 MAX_IMPORTS = 64
@@ -39,6 +42,7 @@ class _Watch:
     location: str
     routes: Routes
     refused: frozenset[str] = frozenset()
+    renewed: float = -math.inf
     stopped: threading.Event = field(default_factory=threading.Event)
 
 
@@ -184,7 +188,9 @@ class PeerAgents:
 
     def _watch_once(self, client: AgentClient, watched: _Watch) -> bool:
         """Send one long poll; return whether the agent sent heads of any export."""
-        alive = self._alive()
+        alive, began = self._alive(), time.monotonic()
+        renews = bool(watched.refused) or began - watched.renewed >= RENEW_SECONDS
+        watched.renewed = began if renews else watched.renewed
         request = PeerWatch(
             exports={
                 export: WatchedExport(
@@ -192,15 +198,14 @@ class PeerAgents:
                     ended=export in self._ended,
                     imports={
                         import_: self._import_request(export, capability, alive.get(import_, []))
-                        for import_, capability in imports.items()
+                        for import_, capability in _list_asking(imports, renews=renews)
                     },
                 )
                 for export, imports in watched.routes.items()
             },
-            wait=WATCH_SECONDS,
+            wait=WATCH_SECONDS if renews else watched.renewed + 2 * RENEW_SECONDS - began,
             lease=READER_LEASE,
         )
-        began = time.monotonic()
         try:
             heads = send(client, request, timeout=WATCH_SECONDS + 5.0).exports
         except StreambrokerError:
@@ -297,6 +302,14 @@ class PeerAgents:
             for watched in self._watches.values():
                 watched.stopped.set()
             self._watches.clear()
+
+
+def _list_asking(
+    imports: Mapping[str, str | None], *, renews: bool
+) -> list[tuple[str, str | None]]:
+    """Return the imports in a watch: if it renews no lease, one with a capability is enough."""
+    routed = [one for one in imports.items() if one[1] is not None]
+    return list(imports.items()) if renews or not routed else routed[:1]
 
 
 def _split_routes(routes: Routes) -> list[Routes]:

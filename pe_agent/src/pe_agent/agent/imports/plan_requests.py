@@ -68,6 +68,8 @@ class PlanRequests:
             position = start.streams.get(stream)
             if position is None or (is_due and acknowledged.get(stream) != position.next):
                 return True
+            if acknowledged.get(stream) != position.next:
+                reader.deferred[export] = batch
             if head > max(position.next, reader.rowless_until.get(stream, 0)):
                 return True
         return False
@@ -122,6 +124,7 @@ class PlanRequests:
             s: start.streams[s].next for s in {*heads, *streams} if s in start.streams
         }
         reader.acknowledge_by.pop(export, None)
+        reader.deferred.pop(export, None)
         if response.has_room and not batch.must_acknowledge:
             reader.acknowledge_by[export] = time.monotonic() + ACKNOWLEDGE_SECONDS
         self._state.readers.note_export(reader, export, location, streams, response.pass_)
@@ -147,6 +150,18 @@ class PlanRequests:
             else:
                 if not response.routed:
                     reader.finished.add(export)
+
+    def acknowledge_deferred(self, reader: ImportReader) -> None:
+        """Report the last positions of a reader that ends, to exporters that do not have them."""
+        deferred, reader.deferred = reader.deferred, {}
+        for export, batch in deferred.items():
+            location, capability = self._state.find_route(reader, export)
+            request = replace(self._acknowledgement(batch, export), capability=capability)
+            try:
+                if not self._peers.is_away(location):
+                    self._batches.send(location, request)
+            except (AgentUnreachableError, AgentRefusedError) as error:
+                log.info("export %s does not get the last positions: %s", export, error)
 
     def are_opened(self, reader: ImportReader, routes: Iterable[ImportRoute], end: Offset) -> bool:
         """Return whether each export is in the offset, or its absence has a known reason."""
