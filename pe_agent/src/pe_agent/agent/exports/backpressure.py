@@ -113,7 +113,7 @@ class Backpressure:
 
     def _demote_slowest(self, now: float) -> None:
         for reader in self._retention.demote_slowest(now):
-            self._state.save_readers([reader.id])
+            self._state.save_reader(reader.id)
             log.warning(
                 "export %s has waited for %s for as long as buffer.waitLimit allows: reader %s"
                 " drops rows until it has caught up",

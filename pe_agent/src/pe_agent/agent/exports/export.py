@@ -234,7 +234,7 @@ class AgentExport:
                 state.store.set(f"cut/{self.key}", json.dumps(list(state.ledger.routes.cut)))
             for reader in state.ledger.readers.values():
                 if before[reader.id] != (reader.policy, reader.routed):
-                    state.save_readers([reader.id])
+                    state.save_reader(reader.id)
             state.sweep()
         state.notify()
 

@@ -94,7 +94,7 @@ class ReaderPlans:
             storage of a ``stored`` export is away.
         """
         outcomes: list[Plan | Exception] = []
-        shared, changed = SharedPlans(), list[str]()
+        shared, saved = SharedPlans(), list[tuple[str, ...]]()
         with self._state.lock:
             wide = self.find_too_wide(schema)
             stops = wide | dict.fromkeys(excluded, (0, ""))
@@ -104,11 +104,11 @@ class ReaderPlans:
                     try:
                         self._deliveries.wanted[request.reader] = schema
                         plan = self._plan(request, filter_, columns, stops, shared)
-                        changed.append(request.reader)
+                        saved.append(self._state.reader_row(request.reader))
                         outcomes.append(self._check_width(request, plan, stops))
                     except Exception as error:
                         outcomes.append(error)
-                self._state.save_readers(r for r in changed if r in self._ledger.readers)
+                self._state.save_rows(saved)
                 self._forget_evicted()
             plans = [one for one in outcomes if isinstance(one, Plan)]
             if plans:
@@ -268,7 +268,7 @@ class ReaderPlans:
                 misfits = self.schema_mismatches(filter_, columns, wanted, restriction)
                 _check_withheld(ranges, misfits)
             self._note_planned(request.reader, before)
-            self._state.save_readers([request.reader])
+            self._state.save_reader(request.reader)
             missing = self._skipped_epochs(request, ranges)
             blocks = {
                 s: _list_blocks(self._state, s, ranges[s], missing.get(s, ())) for s in ranges
@@ -305,7 +305,7 @@ class ReaderPlans:
             missing = find_missing(self._ledger.streams, ranges, before=delivery.missed)
         if missing != delivery.missed:
             delivery.missed = missing
-            self._state.save_readers([request.reader])
+            self._state.save_reader(request.reader)
         return missing
 
     def is_planned_with(self, reader: str, filter_: str | None) -> bool:
@@ -380,11 +380,11 @@ class ReaderPlans:
                 continue
             delivery = self._deliveries.for_reader(reader.id)
             if self._ledger.retention.archive(reader):
-                self._state.save_readers([reader.id])
+                self._state.save_reader(reader.id)
             if delivery.planned_since is not None:
                 delivery.planned_since = None
                 delivery.released_plans += 1
-                self._state.save_readers([reader.id])
+                self._state.save_reader(reader.id)
                 log.warning("the plan of reader %s is released: it is away", reader.id)
         self._forget_evicted()
 
