@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.imports import peer_agents
 from pe_agent.agent.imports.peer_agents import PeerAgents, _Watch
 from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.server.caller_checks import MAX_PEER_BODY
@@ -197,7 +196,7 @@ def test_leases_are_renewed_at_times_and_news_are_asked_of_one_import(
     watched: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = [1000.0]
-    monkeypatch.setattr(peer_agents.time, "monotonic", lambda: times[-1])
+    monkeypatch.setattr("time.monotonic", lambda: times[-1])
     peers = PeerAgents(Notifier(), dict, tuple)
     peers.apply_view(view("a", "b"))
     for seconds in (0.0, 1.0, 0.6, 0.4):
