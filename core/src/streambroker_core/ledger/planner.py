@@ -33,6 +33,9 @@ MAX_INCARNATIONS = 8
 ROWLESS_BYTES = 1 << 20
 """Maximum bytes of trailing epochs without rows that a reader without control leaves unread."""
 
+_Finished = tuple[tuple[str, int, int], ...]
+"""Acknowledged epochs, as in `Plan`."""
+
 _REMOVED = "they were removed while the reader was away"
 _DAMAGED = "files of the exporter's log that contained them were removed or truncated"
 
@@ -61,7 +64,7 @@ class SharedPlans:
         self._plans: dict[tuple[object, ...], Plan] = {}
 
     def find(
-        self, reader: Reader, request: PlanRequest, finished: tuple[tuple[str, int, int], ...]
+        self, reader: Reader, request: PlanRequest, finished: _Finished
     ) -> tuple[tuple[object, ...], Plan | None]:
         """Return what a reader's plan depends on, empty if on more, and the plan if known."""
         positions, common = request.positions, request[3:5] + request[6:]
@@ -147,11 +150,7 @@ class Planner:
         return plan
 
     def _make_plan(
-        self,
-        reader: Reader,
-        request: PlanRequest,
-        finished: tuple[tuple[str, int, int], ...],
-        now: float,
+        self, reader: Reader, request: PlanRequest, finished: _Finished, now: float
     ) -> Plan:
         unknown = tuple(
             sorted(s for s in request.own_streams if s not in {*self._streams, *self._forgotten})
@@ -202,7 +201,7 @@ class Planner:
             elif stream.sealed and cursor.next >= stream.next:
                 continue
             skipped = count_skipped(reader, stream, request)
-            if (skipped or self._must_split(reader, stream, planned, budget)) and any(
+            if (skipped or _must_split(self._streams, reader, stream, planned, budget)) and any(
                 p.from_ < p.next for p in planned
             ):
                 break
@@ -216,21 +215,6 @@ class Planner:
             if plan.next < stream.next:
                 break
         return planned
-
-    def _must_split(
-        self, reader: Reader, stream: Stream, planned: Sequence[PlannedRange], budget: PlanBudget
-    ) -> bool:
-        """Return whether the window has to end before the first epoch of ``stream``.
-
-        A successor continues its predecessor, so windows end between streams as within one.
-        """
-        previous = next((p for p in reversed(planned) if p.from_ < p.next), None)
-        if budget.control is None or previous is None:
-            return False
-        first = stream.epochs.get(stream.at_or_after(reader.next_epoch(stream.id)))
-        return budget.must_split(
-            self._streams[previous.stream].epochs.get(previous.next - 1), first
-        )
 
     def _get_reader(self, request: PlanRequest, now: float) -> Reader:
         reader = self._readers.get(request.reader)
@@ -278,9 +262,7 @@ class Planner:
         del self._readers[reader.id]
         self.evicted.append(reader.id)
 
-    def _acknowledge(
-        self, reader: Reader, request: PlanRequest, now: float
-    ) -> tuple[tuple[str, int, int], ...]:
+    def _acknowledge(self, reader: Reader, request: PlanRequest, now: float) -> _Finished:
         """Apply the reader's positions. Only one that skips losses may be ahead of the log."""
         positions = request.positions
         own = [s for s in self._streams.values() if s.id in positions]
@@ -400,6 +382,24 @@ class Planner:
         cursor = known.cursors.get(stream)
         planned = cursor.planned if cursor else None
         return planned is not None and planned[0] <= epoch < planned[1]
+
+
+def _must_split(
+    streams: Mapping[str, Stream],
+    reader: Reader,
+    stream: Stream,
+    planned: Sequence[PlannedRange],
+    budget: PlanBudget,
+) -> bool:
+    """Return whether the window has to end before the first epoch of ``stream``.
+
+    A successor continues its predecessor, so windows end between streams as within one.
+    """
+    previous = next((p for p in reversed(planned) if p.from_ < p.next), None)
+    if budget.control is None or previous is None:
+        return False
+    first = stream.epochs.get(stream.at_or_after(reader.next_epoch(stream.id)))
+    return budget.must_split(streams[previous.stream].epochs.get(previous.next - 1), first)
 
 
 def _list_above(positions: Mapping[str, int], bounds: Mapping[str, int]) -> tuple[object, ...]:

@@ -22,6 +22,7 @@ from pe_agent.agent.imports.plan_requests import NextBatch, PlanRequests
 from pe_agent.agent.imports.readers import ImportReader
 from pe_agent.agent.imports.slice_planner import SlicePlanner
 from pe_agent.agent.imports.snapshots import Snapshots
+from pe_agent.agent.notifier import Notifier
 from streambroker_core.ledger.offset import (
     Offset,
     advance,
@@ -135,7 +136,11 @@ class OffsetPlanner:
                 in_background=request.aside,
             )
             left = began + min(MAX_WAIT_SECONDS, patience) - time.monotonic()
-            if left <= 0 or turn.others_changed() or not self._wait(reader, seen, left, turn.keys):
+            if (
+                left <= 0
+                or turn.others_changed()
+                or not _wait(notifier, reader, seen, left, turn.keys)
+            ):
                 behind = self._lagging_exports(reader, start, request.limit)
                 return NextOffset(
                     offset=None,
@@ -146,13 +151,6 @@ class OffsetPlanner:
                     together=turn.may_wait,
                     ended=reader.ended,
                 )
-
-    def _wait(self, reader: ImportReader, seen: int, left: float, keys: Collection[str]) -> bool:
-        """Wait for changes; return True if there are some, or positions are due at an exporter."""
-        notifier, now = self.state.notifier, time.monotonic()
-        due = min((at - now for at in reader.acknowledge_by.values() if at > now), default=left)
-        changed = notifier.wait(seen, min(left, due), keys)
-        return changed or (due < left and not notifier.closed)
 
     def _known_heads(self, reader: ImportReader, end: Offset) -> dict[str, int]:
         """Return the next epoch of each stream of an offset, as last known.
@@ -345,6 +343,15 @@ class OffsetPlanner:
             "queries": self.queries.status(),
             "missing": {port: exports for port, exports in missing.items() if exports},
         }
+
+
+def _wait(
+    notifier: Notifier, reader: ImportReader, seen: int, left: float, keys: Collection[str]
+) -> bool:
+    """Wait for changes; return True if there are some, or positions are due at an exporter."""
+    now = time.monotonic()
+    due = min((at - now for at in reader.acknowledge_by.values() if at > now), default=left)
+    return notifier.wait(seen, min(left, due), keys) or (due < left and not notifier.closed)
 
 
 def _routes_with_address(reader: ImportReader, import_: ImportPort | None) -> list[ImportRoute]:
