@@ -17,6 +17,7 @@ from pe_agent.agent.imports.control_pins import (
     pin_control_log,
 )
 from pe_agent.agent.imports.import_state import ImportState
+from pe_agent.agent.imports.peer_agents import PeerAgents
 from pe_agent.agent.imports.pinned_rules import hold_back, pin_rules
 from pe_agent.agent.imports.plan_requests import NextBatch, PlanRequests
 from pe_agent.agent.imports.readers import ImportReader
@@ -126,7 +127,7 @@ class OffsetPlanner:
                 turn.note_offset()
                 return NextOffset(
                     offset=end.encode(),
-                    heads=self._known_heads(reader, end),
+                    heads=_known_heads(self.state.peers, reader, end),
                     rows_behind=self._rows_behind(reader, end),
                 )
             patience = turn.wait_seconds(
@@ -151,18 +152,6 @@ class OffsetPlanner:
                     together=turn.may_wait,
                     ended=reader.ended,
                 )
-
-    def _known_heads(self, reader: ImportReader, end: Offset) -> dict[str, int]:
-        """Return the next epoch of each stream of an offset, as last known.
-
-        Epochs without a row for the reader do not count: it need not read them.
-        """
-        heads = dict[str, int]()
-        for stream, position in end.streams.items():
-            known = self.state.peers.heads(reader.export_by_stream.get(stream, "")) or {}
-            head, rowless = known.get(stream, 0), reader.rowless_until.get(stream, 0)
-            heads[stream] = head if head > max(position.next, rowless) else position.next
-        return heads
 
     def _rows_behind(self, reader: ImportReader, end: Offset) -> int | None:
         """Return how many rows follow an offset, before filters; None if not all are known."""
@@ -345,10 +334,25 @@ class OffsetPlanner:
         }
 
 
+def _known_heads(peers: PeerAgents, reader: ImportReader, end: Offset) -> dict[str, int]:
+    """Return the next epoch of each stream of an offset, as last known.
+
+    Epochs without a row for the reader do not count: it need not read them.
+    """
+    heads = dict[str, int]()
+    for stream, position in end.streams.items():
+        known = peers.heads(reader.export_by_stream.get(stream, "")) or {}
+        head, rowless = known.get(stream, 0), reader.rowless_until.get(stream, 0)
+        heads[stream] = head if head > max(position.next, rowless) else position.next
+    return heads
+
+
 def _wait(
     notifier: Notifier, reader: ImportReader, seen: int, left: float, keys: Collection[str]
 ) -> bool:
     """Wait for changes; return True if there are some, or positions are due at an exporter."""
+    if left <= 0:
+        return False
     now = time.monotonic()
     due = min((at - now for at in reader.acknowledge_by.values() if at > now), default=left)
     return notifier.wait(seen, min(left, due), keys) or (due < left and not notifier.closed)
