@@ -6,6 +6,7 @@ import. It writes an answer with the number of an epoch once all have planned th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import sys
@@ -17,6 +18,7 @@ import rows
 from processes import ANSWER
 
 from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.flight_errors import AgentUnreachableError
 
 STACK_BYTES = 512 << 10
 WAIT_SECONDS = 20.0
@@ -40,17 +42,19 @@ class Readers:
         session, offset, epoch = secrets.token_hex(8), None, 0
         named = {"import": port}
         while True:
-            planned = client.call(
-                "reader.next",
-                session=session,
-                start=offset,
-                max_bytes=1,
-                wait=WAIT_SECONDS,
-                timeout=3 * WAIT_SECONDS,
-                columns=rows.SCHEMA.names,
-                limit=None,
-                **named,
-            )["offset"]
+            planned = None
+            with contextlib.suppress(AgentUnreachableError):  # asked again, as a source does
+                planned = client.call(
+                    "reader.next",
+                    session=session,
+                    start=offset,
+                    max_bytes=1,
+                    wait=WAIT_SECONDS,
+                    timeout=3 * WAIT_SECONDS,
+                    columns=rows.SCHEMA.names,
+                    limit=None,
+                    **named,
+                )["offset"]
             if planned is not None:
                 offset, epoch = planned, epoch + 1
                 self._note(epoch)

@@ -18,6 +18,8 @@ PURPOSE = "a publish with 1,000 readers of one stream: processor and memory of t
 READERS = (1_000, 4_000)
 AGENTS = 4
 """Agents that import; each has a quarter of the readers."""
+AT_ONCE = 250
+"""Imports that are applied by one request."""
 ROWS = 100
 PUBLISHES = 10
 SETTLE = 3.0
@@ -35,7 +37,7 @@ class Bench(Family):
         os.environ["STREAMBROKER_MAX_READERS"] = str(count + 100)
         super().__init__()
         try:
-            self.broker = self.with_(Broker(self.place))
+            self.broker = self.with_(Broker(self.place, "--limit", f"write-burst={2 * count}"))
             self.feed = self.with_(Agent(self.place, "feed", self.broker.url))
             self.feed.export("out")
             self.before = cpu.resident(self.feed.pid)
@@ -48,7 +50,8 @@ class Bench(Family):
     def _importers(self, number: int, count: int) -> Child:
         agent = self.with_(Agent(self.place, f"taker-{number}", self.broker.url))
         ports = [f"in-{n}" for n in range(count)]
-        self._apply_imports(f"taker-{number}", ports)
+        for first in range(0, count, AT_ONCE):
+            self._apply_imports(f"taker-{number}", ports[first : first + AT_ONCE])
         plan = {"location": agent.client.location, "token": agent.client.token, "ports": ports}
         command = [sys.executable, "-m", "fan_out_readers", json.dumps(plan)]
         return self.with_(Child(command, self.place / f"readers-{number}.log"))

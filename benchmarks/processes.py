@@ -134,8 +134,8 @@ class Family:
 class Broker(Child):
     """``streambroker up`` on a free port."""
 
-    def __init__(self, place: Path) -> None:
-        command = [sys.executable, "-m", "streambroker_operator.cli", "up"]
+    def __init__(self, place: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "streambroker_operator.cli", "up", *options]
         super().__init__(
             [*command, "--db", str(place / "broker.sqlite"), "--port", "0"], place / "broker.log"
         )

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from pe_agent.agent.exports import read_grant as grants
@@ -391,7 +392,11 @@ def agent_tables() -> dict[str, Any]:
         store.close()
         schema = _schema(place / "state.sqlite")
     delivery = Delivered(pending={"s": (1, 2, 3, 0, 0, 0, 0)})
-    return {**schema, "rows": kept, "state of a reader": claims.encode_reader(reader, delivery)}
+    return {
+        **schema,
+        "rows": kept,
+        "state of a reader": msgspec.to_builtins(claims.encode_reader(reader, delivery)),
+    }
 
 
 def broker_tables() -> dict[str, Any]:

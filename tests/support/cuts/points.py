@@ -141,7 +141,7 @@ IMPORTING: dict[str, Step] = {
     "before plan": _before(f"{PLAN_BATCHES}.send", 2, AGENT),
     "plan asked": _before(f"{PLANS}.plan_all", 2, FEED_AGENT),
     "acknowledged, before the plan": _after(f"{PLANS}._finish_plan", 2, FEED_AGENT),
-    "planned, before the reader is saved": _before(f"{STATE}.save_reader", 3, FEED_AGENT),
+    "planned, before the reader is saved": _before(f"{STATE}.save_rows", 3, FEED_AGENT),
     "plan saved, not answered": _after(f"{PLANS}.plan_all", 2, FEED_AGENT),
     "plan answered, before the streams are remembered": _after(f"{PLAN_BATCHES}.send", 2, AGENT),
     "offset made, not answered": _after(f"{IMPORTS}._advance", 2, AGENT),

@@ -190,3 +190,64 @@ def test_what_is_read_at_one_agent_is_divided_into_watches_that_it_takes(
     assert max(len(json.dumps(asked)) for asked in watched.asked) < MAX_PEER_BODY
     peers.apply_view(view("a"))
     assert [*peers._watches] == [(LOCATION, 0)]
+
+
+def test_leases_are_renewed_at_times_and_news_are_asked_of_one_import(
+    watched: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: times[-1])
+    peers = PeerAgents(Notifier(), dict, tuple)
+    peers.apply_view(view("a", "b"))
+    for seconds in (0.0, 1.0, 0.6, 0.4):
+        times.append(times[-1] + seconds)
+        watch(peers, watched)
+    asked = [body["exports"][EXPORT]["imports"] for body in watched.asked]
+    assert [[*imports] for imports in asked] == [
+        ["default/alerts/0/a", "default/alerts/0/b"],
+        ["default/alerts/0/a"],
+        ["default/alerts/0/a", "default/alerts/0/b"],
+        ["default/alerts/0/a"],
+    ]
+    assert [body["wait"] for body in watched.asked] == pytest.approx([2.0, 2.0, 2.0, 2.6])
+
+
+@pytest.fixture
+def divided(watched: Recorder) -> PeerAgents:
+    """Return the watches of 200 imports of one export."""
+    peers = PeerAgents(Notifier(), dict, tuple)
+    peers.apply_view(view(*(f"in-{n:03}" for n in range(200))))
+    return peers
+
+
+def test_many_imports_of_one_export_are_divided_into_watches(
+    watched: Recorder, divided: PeerAgents
+) -> None:
+    asked = list[str]()
+    for one in divided._watches.values():
+        divided._watch_once(watched, one)
+        asked += watched.asked[-1]["exports"][EXPORT]["imports"]
+    assert len(divided._watches) == 4
+    assert sorted(asked) == [f"default/alerts/0/in-{n:03}" for n in range(200)]
+
+
+def test_news_of_one_watch_wake_the_imports_of_the_others(
+    watched: Recorder, divided: PeerAgents
+) -> None:
+    last = ("default/alerts/0/in-199",)
+    before = divided._notifier.version(last)
+    watch(divided, watched)
+    assert divided._notifier.version(last) > before
+
+
+def test_a_refusal_counts_once_all_watches_of_an_export_are_refused(
+    watched: Recorder, divided: PeerAgents
+) -> None:
+    watch(divided, watched)
+    watched.heads = None
+    *refused, last = divided._watches.values()
+    for one in refused:
+        divided._watch_once(watched, one)
+    assert (divided.heads(EXPORT), divided.refusals()) == ({"s": 3}, {})
+    divided._watch_once(watched, last)
+    assert (divided.heads(EXPORT), divided.refusals()) == (None, {EXPORT: "not mine"})

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pe_agent.agent.exports.backpressure import MANY_READERS
 from pe_agent.agent.imports.plan_batches import PlanBatches
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger.losses import DataLossError
 from streambroker_core.ledger.plan import Plan, PlanRequest
 from streambroker_core.ledger.planner import OvertakenError
 from streambroker_core.wire.agent_rpc.codec import decode, to_json
@@ -235,4 +237,61 @@ def test_an_overtaken_call_leaves_the_others_of_its_batch_alone(tmp_path: Path) 
     assert isinstance(late, OvertakenError)
     assert isinstance(first, Plan)
     assert first == other
+    bench.close()
+
+
+def test_readers_at_one_position_share_a_plan_and_others_get_their_own(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.open()
+    for n in range(3):
+        bench.publish(n, rows(n, 2))
+    stream = next(iter(bench.export.state.streams))
+    for call in (1, 2):
+        drawn = [(r, call, at, 1, "wait") for r, at in (("a", 1), ("b", 1), ("c", 2))]
+        first, same, ahead = bench.export.plans.plan_all(
+            _ledger_requests(stream, drawn), filter_=None, columns=None
+        )
+    assert isinstance(first, Plan)
+    assert isinstance(ahead, Plan)
+    assert same is first
+    assert (first.planned[0].next, ahead.planned[0].next) == (2, 3)
+    bench.close()
+
+
+def test_acknowledgements_of_many_readers_may_come_late_while_the_log_has_room(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    bench.open()
+    bench.publish(0, rows(0, 2))
+    stream = next(iter(bench.export.state.streams))
+    has_room = bench.export.backpressure.has_room
+    for n in range(MANY_READERS):
+        assert not has_room()
+        bench.export.plans.plan_all(
+            _ledger_requests(stream, [(f"r{n}", 1, 0, 1, "wait")]), filter_=None, columns=None
+        )
+    assert has_room()
+    bench.limit(max_bytes=1)
+    assert not has_room()
+    bench.close()
+
+
+def test_a_reader_that_drops_shares_no_plan_with_one_that_waits(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.open()
+    for n in range(4):
+        bench.publish(n, rows(n, 2))
+    stream = next(iter(bench.export.state.streams))
+    for call in (1, 2):
+        drawn = [(policy, call, 1, 1, policy) for policy in ("drop", "wait")]
+        plans = bench.export.plans.plan_all(
+            _ledger_requests(stream, drawn), filter_=None, columns=None
+        )
+        bench.now += 1000  # both are away for longer than grace
+        bench.limit(max_bytes=1)
+    dropping, waiting = plans
+    assert isinstance(dropping, Plan)
+    assert dropping.planned[0].dropped[0] > 0
+    assert isinstance(waiting, DataLossError)
     bench.close()

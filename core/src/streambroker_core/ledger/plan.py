@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.wire.agent_rpc.peer import PlannedRange
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
+class PlanRequest(NamedTuple):
     """Request of a reader for the epochs of its next micro-batch.
 
     Attributes:
+        call: incarnation of the reader's agent and number of the call within it; None if unknown.
         positions: first unfinished epoch by stream; acknowledges all below. Streams of other
             exports are ignored.
         own_streams: streams in ``positions`` that the reader attributes to this export.
@@ -26,7 +27,6 @@ class PlanRequest:
         lease: seconds until the reader counts as away.
         skip_lost: report unexpected loss and skip it instead of stopping the reader.
         granted: the reader may get epochs that it was not granted before.
-        call: incarnation of the reader's agent and number of the call within it; None if unknown.
         control: types of control tuples that do not end a window; None for a reader without
             control tuples.
         tuples: maximum control tuples of the plan, ``payload`` their maximum bytes.
@@ -38,6 +38,7 @@ class PlanRequest:
     policy: str
     start: str
     positions: Mapping[str, int]
+    call: tuple[str, int] | None = None
     own_streams: frozenset[str] = frozenset()
     has_opened: bool = False
     last: tuple[str, int] | None = None
@@ -47,7 +48,6 @@ class PlanRequest:
     lease: float = 5.0
     skip_lost: bool = False
     granted: bool = True
-    call: tuple[str, int] | None = None
     control: frozenset[str] | None = None
     tuples: int = MAX_TUPLES
     payload: int = MAX_BYTES

@@ -33,6 +33,9 @@ MAX_INCARNATIONS = 8
 ROWLESS_BYTES = 1 << 20
 """Maximum bytes of trailing epochs without rows that a reader without control leaves unread."""
 
+_Finished = tuple[tuple[str, int, int], ...]
+"""Acknowledged epochs, as in `Plan`."""
+
 _REMOVED = "they were removed while the reader was away"
 _DAMAGED = "files of the exporter's log that contained them were removed or truncated"
 
@@ -47,6 +50,40 @@ class OvertakenError(StreambrokerError):
     """A newer call of the same reader was handled before this one, which changes nothing."""
 
     code = "Overtaken"
+
+
+class SharedPlans:
+    """Plans of requests that are handled together, so that equal readers share one.
+
+    The streams must not change meanwhile. Readers are equal if a plan depends on nothing that
+    differs between them; their requests differ only in reader, import, policy and call.
+    """
+
+    def __init__(self) -> None:
+        self._common: tuple[object, ...] = ()
+        self._plans: dict[tuple[object, ...], Plan] = {}
+
+    def find(
+        self, reader: Reader, request: PlanRequest, finished: _Finished
+    ) -> tuple[tuple[object, ...], Plan | None]:
+        """Return what a reader's plan depends on, empty if on more, and the plan if known."""
+        positions, common = request.positions, request[3:5] + request[6:]
+        if common != self._common:
+            self._common, self._plans = common, {}
+        if not (reader.routed and reader.opened and reader.cursors.keys() <= positions.keys()):
+            return (), None
+        key = (
+            finished,
+            reader.is_dropping,
+            *reader.cursors,
+            _list_above(positions, reader.resume),
+            _list_above(positions, reader.agreed_losses),
+        )
+        return key, self._plans.get(key)
+
+    def add(self, key: tuple[object, ...], plan: Plan) -> None:
+        """Have equal readers share a plan."""
+        self._plans[key] = plan
 
 
 class Planner:
@@ -64,8 +101,10 @@ class Planner:
         self.evicted: list[str] = []
         self.max_readers = MAX_READERS
 
-    def plan(self, request: PlanRequest, now: float) -> Plan:
+    def plan(self, request: PlanRequest, now: float, shared: SharedPlans | None = None) -> Plan:
         """Acknowledge the reader's position and pin its next epochs.
+
+        With ``shared``, equal readers of the requests that are planned with it share their plan.
 
         Raises:
             DataLossError: the reader's next epochs are gone, it does not drop, and ``skip_lost``
@@ -77,7 +116,7 @@ class Planner:
         self._routes.check_revoked(request.import_)
         self.check_call(request)
         with self._claims.tracking_fronts(request.reader, now):
-            return self._plan(request, now)
+            return self._plan(request, now, shared or SharedPlans())
 
     def check_call(self, request: PlanRequest) -> None:
         """Raise `OvertakenError` if a later call of the same reader was handled before this one.
@@ -96,9 +135,23 @@ class Planner:
                 " planned for it."
             )
 
-    def _plan(self, request: PlanRequest, now: float) -> Plan:
+    def _plan(self, request: PlanRequest, now: float, shared: SharedPlans) -> Plan:
         reader = self._get_reader(request, now)
         finished = self._acknowledge(reader, request, now)
+        (key, plan), cursors = shared.find(reader, request, finished), len(reader.cursors)
+        if plan is None:
+            plan = self._make_plan(reader, request, finished, now)
+            if key and plan.planned and len(reader.cursors) == cursors:
+                shared.add(key, plan)
+        else:
+            reader.start, reader.control = request.start, request.control is not None
+            _pin(reader, plan.planned)
+            self._retention.promote(reader)
+        return plan
+
+    def _make_plan(
+        self, reader: Reader, request: PlanRequest, finished: _Finished, now: float
+    ) -> Plan:
         unknown = tuple(
             sorted(s for s in request.own_streams if s not in {*self._streams, *self._forgotten})
         )
@@ -148,7 +201,7 @@ class Planner:
             elif stream.sealed and cursor.next >= stream.next:
                 continue
             skipped = count_skipped(reader, stream, request)
-            if (skipped or self._must_split(reader, stream, planned, budget)) and any(
+            if (skipped or _must_split(self._streams, reader, stream, planned, budget)) and any(
                 p.from_ < p.next for p in planned
             ):
                 break
@@ -162,21 +215,6 @@ class Planner:
             if plan.next < stream.next:
                 break
         return planned
-
-    def _must_split(
-        self, reader: Reader, stream: Stream, planned: Sequence[PlannedRange], budget: PlanBudget
-    ) -> bool:
-        """Return whether the window has to end before the first epoch of ``stream``.
-
-        A successor continues its predecessor, so windows end between streams as within one.
-        """
-        previous = next((p for p in reversed(planned) if p.from_ < p.next), None)
-        if budget.control is None or previous is None:
-            return False
-        first = stream.epochs.get(stream.at_or_after(reader.next_epoch(stream.id)))
-        return budget.must_split(
-            self._streams[previous.stream].epochs.get(previous.next - 1), first
-        )
 
     def _get_reader(self, request: PlanRequest, now: float) -> Reader:
         reader = self._readers.get(request.reader)
@@ -198,10 +236,9 @@ class Planner:
             self._retention.archive(reader)
         if request.call is not None and reader.routed and request.granted:
             incarnation, reader.calls = request.call
-            reader.agent_incarnations = (
-                *(known for known in reader.agent_incarnations if known != incarnation),
-                incarnation,
-            )[-MAX_INCARNATIONS:]
+            if incarnation not in reader.agent_incarnations[-1:]:
+                earlier = [known for known in reader.agent_incarnations if known != incarnation]
+                reader.agent_incarnations = (*earlier, incarnation)[-MAX_INCARNATIONS:]
         reader.lease_expires = max(reader.lease_expires, now + request.lease)
         return reader
 
@@ -225,9 +262,7 @@ class Planner:
         del self._readers[reader.id]
         self.evicted.append(reader.id)
 
-    def _acknowledge(
-        self, reader: Reader, request: PlanRequest, now: float
-    ) -> tuple[tuple[str, int, int], ...]:
+    def _acknowledge(self, reader: Reader, request: PlanRequest, now: float) -> _Finished:
         """Apply the reader's positions. Only one that skips losses may be ahead of the log."""
         positions = request.positions
         own = [s for s in self._streams.values() if s.id in positions]
@@ -349,6 +384,31 @@ class Planner:
         return planned is not None and planned[0] <= epoch < planned[1]
 
 
+def _must_split(
+    streams: Mapping[str, Stream],
+    reader: Reader,
+    stream: Stream,
+    planned: Sequence[PlannedRange],
+    budget: PlanBudget,
+) -> bool:
+    """Return whether the window has to end before the first epoch of ``stream``.
+
+    A successor continues its predecessor, so windows end between streams as within one.
+    """
+    previous = next((p for p in reversed(planned) if p.from_ < p.next), None)
+    if budget.control is None or previous is None:
+        return False
+    first = stream.epochs.get(stream.at_or_after(reader.next_epoch(stream.id)))
+    return budget.must_split(streams[previous.stream].epochs.get(previous.next - 1), first)
+
+
+def _list_above(positions: Mapping[str, int], bounds: Mapping[str, int]) -> tuple[object, ...]:
+    """Return bounds of a reader by stream; those below its positions have no effect."""
+    if not bounds:
+        return ()
+    return tuple([(stream, max(n, positions.get(stream, 0))) for stream, n in bounds.items()])
+
+
 def _find_start(streams: Sequence[Stream], start: str, now: float) -> list[tuple[Stream, int]]:
     """Return the stream and epoch at which a new reader begins; empty without streams."""
     time = start_time(start, now)
@@ -404,7 +464,7 @@ def _find_rowless_ends(
     return ((stream.id, end),) if end > plan.next else ()
 
 
-def _pin(reader: Reader, planned: list[PlannedRange]) -> None:
+def _pin(reader: Reader, planned: Sequence[PlannedRange]) -> None:
     for plan in planned:
         cursor = reader.cursors[plan.stream]
         cursor.planned = (plan.from_, plan.next) if plan.from_ < plan.next else None

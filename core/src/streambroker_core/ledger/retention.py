@@ -248,7 +248,8 @@ class Claims:
 
     def released_readers(self, now: float) -> list[Reader]:
         """Return the readers that are away for longer than grace and hold nothing."""
-        return [r for r in self.readers.values() if not self.has_claims(r, now)]
+        # Looked at each second: no call for each reader.
+        return [r for r in self.readers.values() if r.lease_expires + self.grace < now]
 
     def holding_readers(self, now: float) -> list[Reader]:
         """Return the readers, live or within grace, that hold unfinished epochs."""
@@ -305,14 +306,14 @@ class Claims:
         return _Front(slowest, positions.count(slowest))
 
     def _held_positions(self, id_: str, now: float) -> dict[str, int]:
-        """Return the first epoch that a reader holds, by stream."""
+        """Return the first epoch that a reader holds, by stream with a front."""
         reader = self.readers.get(id_)
         if reader is None or not reader.is_holding or not self.has_claims(reader, now):
             return {}
         return {
-            s.id: reader.next_epoch(s.id)
-            for s in self.streams.values()
-            if self.reads_stream(reader, s)
+            stream: reader.next_epoch(stream)
+            for stream in self._fronts
+            if self.reads_stream(reader, self.streams[stream])
         }
 
     @contextlib.contextmanager
@@ -335,8 +336,9 @@ class Claims:
             if after:
                 claimed = self.readers[id_].lease_expires + self.grace
                 self._fronts_until = min(self._fronts_until, claimed)
-            for stream, front in list(self._fronts.items()):
-                self._update_front(stream, front, before.get(stream), after.get(stream))
+            if before != after:
+                for stream, front in list(self._fronts.items()):
+                    self._update_front(stream, front, before.get(stream), after.get(stream))
 
     def _update_front(
         self, stream: str, front: _Front, before: int | None, after: int | None

@@ -30,6 +30,11 @@ class WaitChains:
         self._reports: dict[str, tuple[tuple[str, ...], float]] = {}
         self._since: dict[str, float] = {}
 
+    @property
+    def has_reports(self) -> bool:
+        """Whether a reader's query waits, as last reported."""
+        return bool(self._reports)
+
     def record(self, reader: str, chain: Sequence[str], now: float) -> None:
         """Record a report; an empty chain means that the reader's query does not wait."""
         if not chain:

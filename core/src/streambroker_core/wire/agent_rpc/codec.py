@@ -124,6 +124,9 @@ def decode(kind: type[_T], body: object) -> _T:
     values = {}
     for one in _fields_of(cast(Any, kind)):
         value = body.get(one.key)
+        if one.text and type(value) is str and value.isascii():  # most fields, without a call
+            values[one.name] = value
+            continue
         if value is None and not (one.nullable and one.key in body):
             if one.default is MISSING:
                 raise MessageInvalidError(f"{one.key} is required")
@@ -149,6 +152,7 @@ class _Field:
     omit: bool
     nullable: bool
     plain: bool
+    text: bool
     read: Callable[[Any], Any]
 
 
@@ -163,6 +167,7 @@ def _fields_of(kind: type) -> tuple[_Field, ...]:
             omit=one.metadata.get("omit", False),
             nullable=hints[one.name] is Any or type(None) in get_args(hints[one.name]),
             plain=not _contains_dataclass(hints[one.name]),
+            text=hints[one.name] in (str, str | None),
             read=_reader(hints[one.name]),
         )
         for one in fields(kind)

@@ -53,6 +53,12 @@ class Capability:
     expires: int | None = None
     policed: bool = False
 
+    def check_expiry(self, now: float) -> None:
+        """Raise `CapabilityError` if it has expired."""
+        if self.expires is not None and now >= self.expires:
+            ago = f"{now - self.expires:.0f} s ago"
+            raise CapabilityError("expired", f"the capability for {self.export} expired {ago}")
+
 
 def compute_expiry(now: float) -> int:
     """Return the expiry of a capability that is signed now, one to two days later.
@@ -133,10 +139,8 @@ def verify(
         raise CapabilityError(
             "wrong export", f"the capability is for {capability.export}, not {export}"
         )
-    if capability.expires is not None and now is not None and now >= capability.expires:
-        raise CapabilityError(
-            "expired", f"the capability for {export} expired {now - capability.expires:.0f} s ago"
-        )
+    if now is not None:
+        capability.check_expiry(now)
     return capability
 
 

@@ -23,6 +23,10 @@ RETRY_WINDOW_SECONDS = 6.0
 """Waiting tasks retry sooner; a longer pause does not count as waiting."""
 
 
+MANY_READERS = 64
+"""Readers of an export from which on acknowledgements may come with the next plan."""
+
+
 class SelfWaitError(StreambrokerError):
     """An export would wait for its own publisher forever; nothing was staged."""
 
@@ -87,6 +91,16 @@ class Backpressure:
         with self._state.lock:
             return self._blocking_readers_at(self._state.clock())
 
+    def has_room(self) -> bool:
+        """Return whether acknowledgements may come late: of many readers, in a log not half full.
+
+        They would cost the agent as much as the plans.
+        """
+        with self._state.lock:
+            now, of = self._state.clock(), self._retention
+            is_empty = of.fullness(of.held_bytes(now), of.held_memory(now)) < 0.5
+            return is_empty and len(self._state.ledger.readers) >= MANY_READERS
+
     def _blocking_readers_at(self, now: float) -> list[BlockingReader]:
         holders = self._retention.blocking_readers(now)
         self.wait_times.note_attempt(now, [h.reader for h in holders])
@@ -139,6 +153,8 @@ class Backpressure:
 
     def note_wait_chains(self, import_: str, chains: Mapping[str, Sequence[str]]) -> None:
         """Record the exports that readers' queries wait for, as their agent reports."""
+        if not (any(chains.values()) or self._chains.has_reports):
+            return
         with self._state.lock:
             for id_, chain in chains.items():
                 reader = self._state.ledger.readers.get(id_)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -180,6 +180,14 @@ class ExportState:
 
     def save_reader(self, id_: str) -> None:
         """Store a reader with its counts."""
+        self.save_rows([self.reader_row(id_)])
+
+    def save_rows(self, rows: Iterable[tuple[str, ...]]) -> None:
+        """Store readers as `reader_row` returned them, in one write."""
+        self.store.write_all(_SAVE_READER, rows)
+
+    def reader_row(self, id_: str) -> tuple[str, str, str]:
+        """Return what is stored of a reader, with its counts."""
         reader = self.ledger.readers[id_]
         state = encode_reader(reader, self.deliveries.for_reader(id_))
         pinned = self.deliveries.restrictions.get(id_)
@@ -193,7 +201,7 @@ class ExportState:
             ]
             for s in self.ledger.streams.values()
         }
-        self.store.write(_SAVE_READER, self.key, id_, msgspec.json.encode(state).decode())
+        return self.key, id_, msgspec.json.encode(state).decode()
 
     def save_publisher(self, *, lease_released: bool = False, durable: bool = False) -> None:
         """Store the publisher; ``durable`` survives a power failure."""

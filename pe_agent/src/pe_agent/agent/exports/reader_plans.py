@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pe_agent.agent.exports.backpressure import Backpressure
 from pe_agent.agent.exports.export_state import ExportState
@@ -19,6 +19,7 @@ from streambroker_core.ledger.epochs import holes
 from streambroker_core.ledger.losses import MissingRange, find_missing
 from streambroker_core.ledger.offset import column_names
 from streambroker_core.ledger.plan import Plan, PlanRequest
+from streambroker_core.ledger.planner import SharedPlans
 from streambroker_core.ledger.retention import Reader
 from streambroker_core.model.policies import PolicyDeniedError, Restriction, combine
 
@@ -93,6 +94,7 @@ class ReaderPlans:
             storage of a ``stored`` export is away.
         """
         outcomes: list[Plan | Exception] = []
+        shared, saved = SharedPlans(), list[tuple[str, ...]]()
         with self._state.lock:
             wide = self.find_too_wide(schema)
             stops = wide | dict.fromkeys(excluded, (0, ""))
@@ -101,10 +103,12 @@ class ReaderPlans:
                 for request in requests:
                     try:
                         self._deliveries.wanted[request.reader] = schema
-                        plan = self._plan(request, filter_, columns, stops)
+                        plan = self._plan(request, filter_, columns, stops, shared)
+                        saved.append(self._state.reader_row(request.reader))
                         outcomes.append(self._check_width(request, plan, stops))
                     except Exception as error:
                         outcomes.append(error)
+                self._state.save_rows(saved)
                 self._forget_evicted()
             plans = [one for one in outcomes if isinstance(one, Plan)]
             if plans:
@@ -123,6 +127,8 @@ class ReaderPlans:
         self, reader: str, mismatches: Mapping[str, str], wide: Mapping[str, tuple[int, str]]
     ) -> list[str]:
         """Return why a reader gets nothing of streams that have, or may get, epochs for it."""
+        if not (mismatches or wide):
+            return []
         found = {s: w for s, (n, w) in wide.items() if self._begins_too_wide(reader, s, n)}
         found.update(mismatches)
         return [why for stream, why in found.items() if self.blocks_reader(reader, stream)]
@@ -181,6 +187,7 @@ class ReaderPlans:
         filter_: str | None,
         columns: list[str] | None,
         stops: Mapping[str, tuple[int, str]],
+        shared: SharedPlans,
     ) -> Plan:
         self._ledger.planner.check_call(request)
         now, before = self._state.clock(), _planned_ranges(self._ledger.readers.get(request.reader))
@@ -188,13 +195,12 @@ class ReaderPlans:
         if stops:
             limit = self._state.heads() if request.limit is None else request.limit
             limit = {s: min(n, stops[s][0]) if s in stops else n for s, n in limit.items()}
-            request = replace(request, limit=limit)
-        plan = self._ledger.planner.plan(request, now)
+            request = request._replace(limit=limit)
+        plan = self._ledger.planner.plan(request, now, shared)
         if plan.routed:
             self._deliveries.begin_plan(request.reader, filter_, columns, plan.planned)
             self._deliveries.pin(request.reader, self.policies.of_import(request.import_))
         self._note_planned(request.reader, before)
-        self._state.save_reader(request.reader)
         return plan
 
     def note_stored(self, reader: str) -> None:

@@ -172,6 +172,9 @@ class ExportRegistry:
         Raises:
             PortNotDeclaredError: the export is neither.
         """
+        open_ = self._exports.get(port_or_key)
+        if open_ is not None:
+            return open_
         port = port_of(port_or_key)
         key = f"{self._pe}/{port}"
         known = key in self._exports or f"export/{port}" in self._declarations.by_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from pe_agent.agent.exports.stream.delivery_counts import ReaderDelivery
@@ -14,11 +14,10 @@ from streambroker_core.ledger.publisher import LEASE_SECONDS, Published, Publish
 from streambroker_core.ledger.retention import Cursor, Reader
 
 T = TypeVar("T")
-_DELIVERY = tuple(one.name for one in fields(ReaderDelivery))
 
 
 def encode_reader(reader: Reader, delivery: ReaderDelivery) -> dict[str, Any]:
-    """Encode a reader's claims and counts."""
+    """Encode a reader's claims and counts, for msgspec's JSON."""
     return {
         "id": reader.id,
         "import": reader.import_,
@@ -36,7 +35,7 @@ def encode_reader(reader: Reader, delivery: ReaderDelivery) -> dict[str, Any]:
         "turns": reader.demotions,
         "control": reader.control,
         **({"once": True} if reader.once else {}),
-        "delivery": {name: getattr(delivery, name) for name in _DELIVERY},
+        "delivery": delivery,
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import NamedTuple
 
 from pe_agent.agent.agent import Agent
@@ -97,14 +96,14 @@ class PeerAccess:
             raise CapabilityError(
                 "missing", f"agent {self._agent.pe} has no key to verify one: it never registered"
             )
-        verify = partial(
-            capability.verify, self._agent.key, token, reader_import=import_, export=export.key
+        verified = capability.verify(
+            self._agent.key, token, reader_import=import_, export=export.key, now=None
         )
-        expires = verify(now=None).expires
+        expires = verified.expires
         is_unrenewed = expires is not None and (self._agent.broker_last_seen or 0.0) < expires
-        if is_unrenewed and import_ in export.state.ledger.routes.policies:
-            return verify(now=None)
-        return verify(now=time.time())
+        if not (is_unrenewed and import_ in export.state.ledger.routes.policies):
+            verified.check_expiry(time.time())
+        return verified
 
     def check_filter(self, export: AgentExport, filter_: str | None) -> None:
         """Refuse new plans with a filter if the export forbids filters now.

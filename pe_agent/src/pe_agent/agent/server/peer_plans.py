@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pe_agent.agent.agent import Agent
@@ -19,6 +19,7 @@ from streambroker_core.ledger.offset import column_names
 from streambroker_core.ledger.plan import Plan, PlanRequest
 from streambroker_core.model import job_of
 from streambroker_core.wire.agent_rpc.peer import (
+    PeerCredentials,
     PeerPlan,
     PeerPlans,
     PeerReplan,
@@ -32,6 +33,8 @@ from streambroker_core.wire.agent_rpc.peer import (
     credentials,
 )
 
+_Outcome = tuple[Planned | Exception, str | None]
+"""Response, which equal readers share, or error; and the reader's pass."""
 _NOT_PLANNED = Planned(planned=(), bytes=0, last=None, routed=True)
 
 
@@ -44,63 +47,62 @@ class PlanService:
 
     def plan(self, request: PeerPlan) -> Planned:
         """Acknowledge a reader's positions and plan its next epochs."""
-        (outcome,) = self._plan_group(PlanGroup(plan=request))
+        ((outcome, pass_),) = self._plan_group(PlanGroup(plan=request))
         if isinstance(outcome, Exception):
             raise outcome
-        return outcome
+        return replace(outcome, pass_=pass_)
 
     def plan_all(self, request: PeerPlans) -> PlansMade:
         """Handle the requests of several readers; the error of one leaves the others alone."""
         plans: list[Planned] = []
         results: list[PlanResult] = []
         for group in request.groups:
-            for outcome in self._plan_group(group):
+            for outcome, pass_ in self._plan_group(group):
                 if isinstance(outcome, Exception):
                     code, text = to_facts(outcome)
                     results.append(PlanResult(code=code, error=text))
                     continue
-                shared = replace(outcome, pass_=None)
-                if not plans or plans[-1] != shared:
-                    plans.append(shared)
-                results.append(PlanResult(plan=len(plans) - 1, pass_=outcome.pass_))
+                if not plans or (plans[-1] is not outcome and plans[-1] != outcome):
+                    plans.append(outcome)
+                results.append(PlanResult(plan=len(plans) - 1, pass_=pass_))
         return PlansMade(plans=plans, results=results)
 
-    def _plan_group(self, group: PlanGroup) -> list[Planned | Exception]:
-        """Return the responses or errors of equal requests, in order."""
-        request, readers = group.plan, group.readers
-        outcomes: list[Planned | Exception] = []
-        authorized: dict[int, AuthorizedRead] = {}
-        for n, reader in enumerate(readers):
-            shown = replace(
-                credentials(request),
+    def _plan_group(self, group: PlanGroup) -> list[_Outcome]:
+        """Return the responses or errors of equal requests with the readers' passes, in order."""
+        request, outcomes = group.plan, list[_Outcome]()
+        authorized: dict[int, tuple[PlanReader, AuthorizedRead]] = {}
+        for n, reader in enumerate(group.readers):
+            shown = PeerCredentials(
+                export=request.export,
                 import_=reader.import_,
-                reader=reader.reader,
                 capability=reader.capability,
+                reader=reader.reader,
                 pass_=reader.pass_,
+                filter=request.filter,
             )
             try:
-                authorized[n] = self._access.authorize(shown)
-                outcomes.append(_NOT_PLANNED)
+                authorized[n] = reader, self._access.authorize(shown)
+                outcomes.append((_NOT_PLANNED, None))
             except Exception as error:
-                outcomes.append(error)
+                outcomes.append((error, None))
         if authorized:
-            planned = self._plan_authorized(group, {readers[n]: a for n, a in authorized.items()})
+            planned = self._plan_authorized(group, list(authorized.values()))
             for n, outcome in zip(authorized, planned, strict=True):
                 outcomes[n] = outcome
         return outcomes
 
     def _plan_authorized(
-        self, group: PlanGroup, authorized: Mapping[PlanReader, AuthorizedRead]
-    ) -> list[Planned | Exception]:
-        request, export = group.plan, next(iter(authorized.values())).export
+        self, group: PlanGroup, authorized: Sequence[tuple[PlanReader, AuthorizedRead]]
+    ) -> list[_Outcome]:
+        request, export = group.plan, authorized[0][1].export
         plans = export.plans
-        jobs = {job_of(reader.import_) for reader in authorized} if export.policies.current else ()
+        jobs = {job_of(r.import_) for r, _ in authorized} if export.policies.current else ()
         if len(jobs) > 1:  # an agent asks for its own job, and policies are for a job
-            one_by_one = (self._plan_authorized(group, {r: a}) for r, a in authorized.items())
+            one_by_one = (self._plan_authorized(group, [one]) for one in authorized)
             return [outcome for outcomes in one_by_one for outcome in outcomes]
         try:
             self._access.check_filter(export, request.filter)
-            restriction = export.policies.of_import(next(iter(authorized)).import_)
+            restriction = export.policies.of_import(authorized[0][0].import_)
             mismatches = plans.schema_mismatches(
                 request.filter, request.columns, request.schema, restriction
             )
@@ -108,8 +110,7 @@ class PlanService:
             common = to_plan_request(request, AuthorizedRead(export, ""))
             planned = plans.plan_all(
                 [
-                    replace(
-                        common,
+                    common._replace(
                         reader=reader.reader,
                         import_=reader.import_,
                         call=reader.call,
@@ -117,7 +118,7 @@ class PlanService:
                         positions=common.positions if of.granted else {},
                         granted=of.granted,
                     )
-                    for reader, of in authorized.items()
+                    for reader, of in authorized
                 ],
                 filter_=request.filter,
                 columns=request.columns,
@@ -125,17 +126,21 @@ class PlanService:
                 excluded=mismatches,
             )
         except Exception as error:
-            return [error] * len(authorized)
-        return [
-            plan
-            if isinstance(plan, Exception)
-            else to_response(
-                plan,
-                plans.list_misfits(reader.reader, mismatches, wide),
-                self._access.pass_for(export.key, reader.import_, reader.reader),
-            )
-            for reader, plan in zip(authorized, planned, strict=True)
-        ]
+            return [(error, None)] * len(authorized)
+        has_room = export.backpressure.has_room()
+        responses: dict[tuple[int, tuple[str, ...]], Planned] = {}
+        outcomes: list[_Outcome] = []
+        for (reader, _), plan in zip(authorized, planned, strict=True):
+            if isinstance(plan, Exception):
+                outcomes.append((plan, None))
+                continue
+            misfits = tuple(plans.list_misfits(reader.reader, mismatches, wide))
+            shared = responses.get((id(plan), misfits))
+            if shared is None:
+                shared = responses[id(plan), misfits] = to_response(plan, misfits, has_room)
+            pass_ = self._access.pass_for(export.key, reader.import_, reader.reader)
+            outcomes.append((shared, pass_))
+        return outcomes
 
     def register(self, request: PeerReplan) -> RegisteredPlan:
         """Register a plan again and return its blocks, with grants to read them."""
@@ -214,9 +219,8 @@ def to_plan_request(
     if isinstance(request, PeerReplan):
         return common
     if isinstance(request, PeerSnapshot):
-        return replace(common, start=request.start, once=True)
-    return replace(
-        common,
+        return common._replace(start=request.start, once=True)
+    return common._replace(
         start=request.start,
         has_opened=request.known,
         last=request.last,
@@ -228,8 +232,8 @@ def to_plan_request(
     )
 
 
-def to_response(plan: Plan, misfits: Sequence[str] = (), pass_: str | None = None) -> Planned:
-    """Return a ledger's plan as the response."""
+def to_response(plan: Plan, misfits: Sequence[str] = (), has_room: bool = False) -> Planned:
+    """Return a ledger's plan as the response, without a pass."""
     return Planned(
         planned=plan.planned,
         bytes=plan.bytes,
@@ -240,5 +244,5 @@ def to_response(plan: Plan, misfits: Sequence[str] = (), pass_: str | None = Non
         tuples=plan.tuples,
         payload=plan.payload,
         misfits=misfits,
-        pass_=pass_,
+        has_room=has_room,
     )

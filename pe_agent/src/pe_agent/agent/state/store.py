@@ -13,7 +13,7 @@ import secrets
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -219,6 +219,11 @@ class Store:
         """Execute one statement; it survives the end of the process."""
         with self._lock:
             self._db.execute(sql, args)
+
+    def write_all(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Execute one statement for each row, as `write` does."""
+        with self._lock:
+            self._db.executemany(sql, rows)
 
     def get(self, name: str) -> str | None:
         """Return a named value, None if not set."""
