@@ -378,4 +378,4 @@ def kill(pid: int) -> None:
     """Kill a process at once and wait until it is gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{pid}").exists(), 10.0, f"process {pid} gone")
+    until(lambda: not Path(f"/proc/{pid}").exists(), 60.0, f"process {pid} gone")
