@@ -67,7 +67,7 @@ class SharedPlans:
         self, reader: Reader, request: PlanRequest, finished: _Finished
     ) -> tuple[tuple[object, ...], Plan | None]:
         """Return what a reader's plan depends on, empty if on more, and the plan if known."""
-        positions, common = request.positions, request[3:5] + request[6:]
+        positions, common = request.positions, request.wanted
         if common != self._common:
             self._common, self._plans = common, {}
         if not (reader.routed and reader.opened and reader.cursors.keys() <= positions.keys()):
