@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.imports import plan_requests
 from pe_agent.agent.imports.available_now import RoutesUnknownError
 from pe_agent.agent.imports.peer_agents import PeerAgents
 from pe_agent.agent.imports.readers import ReaderInUseError
@@ -161,65 +160,6 @@ def test_an_idle_exporter_is_asked_once_for_an_acknowledgement_and_then_no_more(
     made.known[A] = {"s": 2}
     made.next(first)
     assert len(made.asked) == 2
-
-
-def test_an_exporter_with_room_gets_an_acknowledgement_with_the_next_plan(made: Bench) -> None:
-    made.connect(A)
-    made.replies[A] = lambda _: {**answer(plan("s", 0, 1)), "room": True}
-    first = made.offset()
-    made.known[A] = {"s": 1}
-    made.replies[A] = lambda _: {**answer(plan("s", 1, 2)), "room": True}
-    made.asked.clear()
-    assert made.next(first) == {"offset": None}
-    assert made.asked == []
-    made.known[A] = {"s": 2}
-    assert made.offset(first)["streams"]["s"]["next"] == 2
-    assert [body["positions"] for _, body in made.asked] == [{"s": 1}]
-
-
-def test_a_reader_that_leaves_acknowledges_what_it_has_read(made: Bench) -> None:
-    made.connect(A)
-    made.replies[A] = lambda _: {**answer(plan("s", 0, 1)), "room": True}
-    first = made.offset()
-    made.known[A] = {"s": 1}
-    made.next(first)
-    made.asked.clear()
-    made.host.leave(first["reader"], "one")
-    asked = [body for action, body in made.asked if action == "peer.plan"]
-    assert [(body["positions"], body["capability"]) for body in asked] == [({"s": 1}, "cap")]
-
-
-@pytest.mark.parametrize("ends", [{"limit": {"s": 1}}, {"stop_at_end": True}, {"control": []}])
-def test_a_query_that_may_end_or_reads_control_tuples_acknowledges_at_once(
-    made: Bench, ends: dict[str, Any]
-) -> None:
-    made.connect(A)
-    made.replies[A] = lambda _: {**answer(plan("s", 0, 1)), "room": True}
-    first = made.next(None, **ends)["offset"]
-    made.known[A] = {"s": 1}
-    made.replies[A] = lambda _: {**answer(plan("s", 1, 1)), "room": True}
-    made.asked.clear()
-    assert made.next(first, **ends)["offset"] is None
-    assert [body["positions"] for _, body in made.asked] == [{"s": 1}]
-
-
-def test_an_acknowledgement_that_is_due_wakes_a_reader_that_waits(
-    made: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan_requests, "ACKNOWLEDGE_SECONDS", 0.2)
-    made.connect(A)
-    made.replies[A] = lambda _: {**answer(plan("s", 0, 1)), "room": True}
-    first = made.offset()
-    made.known[A] = {"s": 1}
-    made.replies[A] = lambda _: answer(plan("s", 1, 1))
-    made.asked.clear()
-    waiting = threading.Thread(target=made.next, args=(first,), kwargs={"wait": 10.0})
-    waiting.start()
-    until(lambda: made.asked, 10.0, "the acknowledgement")
-    assert [body["positions"] for _, body in made.asked] == [{"s": 1}]
-    made.news.close()
-    waiting.join(10.0)
-    assert not waiting.is_alive()
 
 
 def test_exporters_share_the_budget_of_a_batch(made: Bench) -> None:

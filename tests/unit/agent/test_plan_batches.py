@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pe_agent.agent.exports.backpressure import MANY_READERS
 from pe_agent.agent.imports.plan_batches import PlanBatches
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
@@ -255,25 +254,6 @@ def test_readers_at_one_position_share_a_plan_and_others_get_their_own(tmp_path:
     assert isinstance(ahead, Plan)
     assert same is first
     assert (first.planned[0].next, ahead.planned[0].next) == (2, 3)
-    bench.close()
-
-
-def test_acknowledgements_of_many_readers_may_come_late_while_the_log_has_room(
-    tmp_path: Path,
-) -> None:
-    bench = Bench(tmp_path)
-    bench.open()
-    bench.publish(0, rows(0, 2))
-    stream = next(iter(bench.export.state.streams))
-    has_room = bench.export.backpressure.has_room
-    for n in range(MANY_READERS):
-        assert not has_room()
-        bench.export.plans.plan_all(
-            _ledger_requests(stream, [(f"r{n}", 1, 0, 1, "wait")]), filter_=None, columns=None
-        )
-    assert has_room()
-    bench.limit(max_bytes=1)
-    assert not has_room()
     bench.close()
 
 

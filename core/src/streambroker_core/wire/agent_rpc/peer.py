@@ -102,7 +102,6 @@ class Planned:
         tuples: control tuples of the plan, ``payload`` their bytes.
         misfits: reasons why streams are not sent.
         pass_: credential for requests without a capability.
-        has_room: the log has room, so an acknowledgement may wait for the next plan.
     """
 
     planned: Sequence[PlannedRange]
@@ -115,7 +114,6 @@ class Planned:
     payload: int = 0
     misfits: Sequence[str] = ()
     pass_: str | None = None
-    has_room: bool = json_field(key="room", default=False, omit=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,6 @@ RETRY_WINDOW_SECONDS = 6.0
 """Waiting tasks retry sooner; a longer pause does not count as waiting."""
 
 
-MANY_READERS = 64
-"""Readers of an export from which on acknowledgements may come with the next plan."""
-
-
 class SelfWaitError(StreambrokerError):
     """An export would wait for its own publisher forever; nothing was staged."""
 
@@ -90,16 +86,6 @@ class Backpressure:
         """Return the readers that block the export now, slowest first; counts as a wait."""
         with self._state.lock:
             return self._blocking_readers_at(self._state.clock())
-
-    def has_room(self) -> bool:
-        """Return whether acknowledgements may come late: of many readers, in a log not half full.
-
-        They would cost the agent as much as the plans.
-        """
-        with self._state.lock:
-            now, of = self._state.clock(), self._retention
-            is_empty = of.fullness(of.held_bytes(now), of.held_memory(now)) < 0.5
-            return is_empty and len(self._state.ledger.readers) >= MANY_READERS
 
     def _blocking_readers_at(self, now: float) -> list[BlockingReader]:
         holders = self._retention.blocking_readers(now)

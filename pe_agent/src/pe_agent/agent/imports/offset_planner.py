@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +17,11 @@ from pe_agent.agent.imports.control_pins import (
     pin_control_log,
 )
 from pe_agent.agent.imports.import_state import ImportState
-from pe_agent.agent.imports.peer_agents import PeerAgents
 from pe_agent.agent.imports.pinned_rules import hold_back, pin_rules
 from pe_agent.agent.imports.plan_requests import NextBatch, PlanRequests
 from pe_agent.agent.imports.readers import ImportReader
 from pe_agent.agent.imports.slice_planner import SlicePlanner
 from pe_agent.agent.imports.snapshots import Snapshots
-from pe_agent.agent.notifier import Notifier
 from streambroker_core.ledger.offset import (
     Offset,
     advance,
@@ -71,7 +69,6 @@ class OffsetPlanner:
         """Release a lease as `ImportReaders.release` does; the claims last for ``grace``."""
         known = self.state.readers.release(reader, session)
         if known is not None:
-            self._plans.acknowledge_deferred(known)
             self.state.report_leaves(known)
         return known
 
@@ -127,7 +124,7 @@ class OffsetPlanner:
                 turn.note_offset()
                 return NextOffset(
                     offset=end.encode(),
-                    heads=_known_heads(self.state.peers, reader, end),
+                    heads=self._known_heads(reader, end),
                     rows_behind=self._rows_behind(reader, end),
                 )
             patience = turn.wait_seconds(
@@ -137,11 +134,7 @@ class OffsetPlanner:
                 in_background=request.aside,
             )
             left = began + min(MAX_WAIT_SECONDS, patience) - time.monotonic()
-            if (
-                left <= 0
-                or turn.others_changed()
-                or not _wait(notifier, reader, seen, left, turn.keys)
-            ):
+            if left <= 0 or turn.others_changed() or not notifier.wait(seen, left, turn.keys):
                 behind = self._lagging_exports(reader, start, request.limit)
                 return NextOffset(
                     offset=None,
@@ -152,6 +145,18 @@ class OffsetPlanner:
                     together=turn.may_wait,
                     ended=reader.ended,
                 )
+
+    def _known_heads(self, reader: ImportReader, end: Offset) -> dict[str, int]:
+        """Return the next epoch of each stream of an offset, as last known.
+
+        Epochs without a row for the reader do not count: it need not read them.
+        """
+        heads = dict[str, int]()
+        for stream, position in end.streams.items():
+            known = self.state.peers.heads(reader.export_by_stream.get(stream, "")) or {}
+            head, rowless = known.get(stream, 0), reader.rowless_until.get(stream, 0)
+            heads[stream] = head if head > max(position.next, rowless) else position.next
+        return heads
 
     def _rows_behind(self, reader: ImportReader, end: Offset) -> int | None:
         """Return how many rows follow an offset, before filters; None if not all are known."""
@@ -332,30 +337,6 @@ class OffsetPlanner:
             "queries": self.queries.status(),
             "missing": {port: exports for port, exports in missing.items() if exports},
         }
-
-
-def _known_heads(peers: PeerAgents, reader: ImportReader, end: Offset) -> dict[str, int]:
-    """Return the next epoch of each stream of an offset, as last known.
-
-    Epochs without a row for the reader do not count: it need not read them.
-    """
-    heads = dict[str, int]()
-    for stream, position in end.streams.items():
-        known = peers.heads(reader.export_by_stream.get(stream, "")) or {}
-        head, rowless = known.get(stream, 0), reader.rowless_until.get(stream, 0)
-        heads[stream] = head if head > max(position.next, rowless) else position.next
-    return heads
-
-
-def _wait(
-    notifier: Notifier, reader: ImportReader, seen: int, left: float, keys: Collection[str]
-) -> bool:
-    """Wait for changes; return True if there are some, or positions are due at an exporter."""
-    if left <= 0:
-        return False
-    now = time.monotonic()
-    due = min((at - now for at in reader.acknowledge_by.values() if at > now), default=left)
-    return notifier.wait(seen, min(left, due), keys) or (due < left and not notifier.closed)
 
 
 def _routes_with_address(reader: ImportReader, import_: ImportPort | None) -> list[ImportRoute]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -26,8 +25,6 @@ from streambroker_core.wire.broker.view import ImportRoute, View
 log = logging.getLogger("pe_agent")
 
 WATCH_SECONDS = 2.0
-RENEW_SECONDS = 1.5
-"""Time after a renewal of leases for which a watch only asks for news, for one of its imports."""
 READER_LEASE = 5.0
 PLAN_SECONDS = 2.0
 MAX_IMPORTS = 64
@@ -41,8 +38,6 @@ Routes = Mapping[str, Mapping[str, str | None]]
 class _Watch:
     location: str
     routes: Routes
-    refused: frozenset[str] = frozenset()
-    renewed: float = -math.inf
     stopped: threading.Event = field(default_factory=threading.Event)
 
 
@@ -188,9 +183,7 @@ class PeerAgents:
 
     def _watch_once(self, client: AgentClient, watched: _Watch) -> bool:
         """Send one long poll; return whether the agent sent heads of any export."""
-        alive, began = self._alive(), time.monotonic()
-        renews = bool(watched.refused) or began - watched.renewed >= RENEW_SECONDS
-        watched.renewed = began if renews else watched.renewed
+        alive = self._alive()
         request = PeerWatch(
             exports={
                 export: WatchedExport(
@@ -198,26 +191,24 @@ class PeerAgents:
                     ended=export in self._ended,
                     imports={
                         import_: self._import_request(export, capability, alive.get(import_, []))
-                        for import_, capability in _list_asking(imports, renews=renews)
+                        for import_, capability in imports.items()
                     },
                 )
                 for export, imports in watched.routes.items()
             },
-            wait=WATCH_SECONDS if renews else watched.renewed + 2 * RENEW_SECONDS - began,
+            wait=WATCH_SECONDS,
             lease=READER_LEASE,
         )
+        began = time.monotonic()
         try:
             heads = send(client, request, timeout=WATCH_SECONDS + 5.0).exports
         except StreambrokerError:
             self._note_refused(dict.fromkeys(request.exports))
             raise
         refused = {e: head.error for e, head in heads.items() if isinstance(head, RefusedHead)}
-        watched.refused = frozenset(refused)
-        elsewhere = {e for e in refused if self._is_answered_elsewhere(e, watched)}
-        answered = {e: head for e, head in heads.items() if e not in elsewhere}
-        self._note_refused({e: refused.get(e) for e in answered})
+        self._note_refused({**dict.fromkeys(heads), **refused})
         moved: set[str] = set()
-        for export, head in answered.items():
+        for export, head in heads.items():
             if isinstance(head, RefusedHead):
                 if self._is_home(export, watched.location):
                     with self._lock:
@@ -226,14 +217,12 @@ class PeerAgents:
                 continue
             known = export in watched.routes and self._is_home(export, watched.location)
             with self._lock:
-                watches = (watched, *self._watches.values())
-                imports = [one.routes.get(export, ()) for one in watches]
                 if known and self._heads.get(export) != head.heads:
                     self._heads[export], self._rows[export] = head.heads, head.rows
-                    moved.update(*imports)
+                    moved.update(watched.routes[export])
                 if known and head.ended != (export in self._ended):
                     self._ended ^= {export}
-                    moved.update(*imports)
+                    moved.update(watched.routes[export])
         if moved:
             self._notifier.notify(*moved)
         if refused and len(refused) == len(request.exports):
@@ -241,12 +230,6 @@ class PeerAgents:
         if not moved and time.monotonic() - began < 0.01:
             watched.stopped.wait(0.05)
         return True
-
-    def _is_answered_elsewhere(self, export: str, watched: _Watch) -> bool:
-        """Return whether an agent does not refuse another watch of the same export."""
-        with self._lock:
-            others = [w for w in self._watches.values() if w.location == watched.location]
-        return any(export in w.routes and export not in w.refused for w in others)
 
     def _import_request(
         self, export: str, capability: str | None, readers: list[str]
@@ -304,25 +287,14 @@ class PeerAgents:
             self._watches.clear()
 
 
-def _list_asking(
-    imports: Mapping[str, str | None], *, renews: bool
-) -> list[tuple[str, str | None]]:
-    """Return the imports in a watch: if it renews no lease, one with a capability is enough."""
-    routed = [one for one in imports.items() if one[1] is not None]
-    return list(imports.items()) if renews or not routed else routed[:1]
-
-
 def _split_routes(routes: Routes) -> list[Routes]:
-    """Divide the imports of one agent's exports into watches of at most `MAX_IMPORTS`."""
-    parts: list[dict[str, dict[str, str | None]]] = [{}]
+    """Divide the exports of one agent into watches of at most `MAX_IMPORTS` imports."""
+    parts: list[dict[str, Mapping[str, str | None]]] = [{}]
     room = MAX_IMPORTS
     for export, imports in sorted(routes.items()):
-        if parts[-1] and min(len(imports), MAX_IMPORTS) > room:
-            room = 0
-        for import_, capability in sorted(imports.items()):
-            if not room:
-                parts.append({})
-                room = MAX_IMPORTS
-            parts[-1].setdefault(export, {})[import_] = capability
-            room -= 1
+        if parts[-1] and len(imports) > room:
+            parts.append({})
+            room = MAX_IMPORTS
+        parts[-1][export] = imports
+        room -= len(imports)
     return list(parts)

@@ -22,9 +22,6 @@ from streambroker_core.wire.broker.view import ImportRoute
 
 log = logging.getLogger("pe_agent")
 
-ACKNOWLEDGE_SECONDS = 5.0
-"""Time for which an acknowledgement waits for the next plan, if the exporter has room."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextBatch:
@@ -38,12 +35,6 @@ class NextBatch:
     start: Offset
     filter: str | None
     policy: str
-
-    @property
-    def must_acknowledge(self) -> bool:
-        """Whether exporters get positions at once: the query may end, or tuples wait for it."""
-        request = self.request
-        return request.limit is not None or request.stop_at_end or request.control is not None
 
 
 class PlanRequests:
@@ -62,14 +53,10 @@ class PlanRequests:
         if heads is None or export not in start.last:
             return True
         acknowledged = reader.acknowledged.get(export, {})
-        is_due = batch.must_acknowledge or self._peers.has_ended(export)
-        is_due = is_due or time.monotonic() >= reader.acknowledge_by.get(export, 0.0)
         for stream, head in heads.items():
             position = start.streams.get(stream)
-            if position is None or (is_due and acknowledged.get(stream) != position.next):
+            if position is None or acknowledged.get(stream) != position.next:
                 return True
-            if acknowledged.get(stream) != position.next:
-                reader.deferred[export] = batch
             if head > max(position.next, reader.rowless_until.get(stream, 0)):
                 return True
         return False
@@ -123,10 +110,6 @@ class PlanRequests:
         reader.acknowledged[export] = {
             s: start.streams[s].next for s in {*heads, *streams} if s in start.streams
         }
-        reader.acknowledge_by.pop(export, None)
-        reader.deferred.pop(export, None)
-        if response.has_room and not batch.must_acknowledge:
-            reader.acknowledge_by[export] = time.monotonic() + ACKNOWLEDGE_SECONDS
         self._state.readers.note_export(reader, export, location, streams, response.pass_)
         return response
 
@@ -150,18 +133,6 @@ class PlanRequests:
             else:
                 if not response.routed:
                     reader.finished.add(export)
-
-    def acknowledge_deferred(self, reader: ImportReader) -> None:
-        """Report the last positions of a reader that ends, to exporters that do not have them."""
-        deferred, reader.deferred = reader.deferred, {}
-        for export, batch in deferred.items():
-            location, capability = self._state.find_route(reader, export)
-            request = replace(self._acknowledgement(batch, export), capability=capability)
-            try:
-                if not self._peers.is_away(location):
-                    self._batches.send(location, request)
-            except (AgentUnreachableError, AgentRefusedError) as error:
-                log.info("export %s does not get the last positions: %s", export, error)
 
     def are_opened(self, reader: ImportReader, routes: Iterable[ImportRoute], end: Offset) -> bool:
         """Return whether each export is in the offset, or its absence has a known reason."""

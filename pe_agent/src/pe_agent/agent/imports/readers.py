@@ -62,8 +62,6 @@ class ImportReader:
         addresses: last known address of each export's agent.
         passes: credentials from exporters' agents for requests without a capability, by export.
         acknowledged: positions reported to the exporters, by export.
-        acknowledge_by: when positions are due that exporters have room for (monotonic seconds).
-        deferred: calls whose positions an exporter does not have yet, by export.
         finished: exports without a route that retain nothing for the reader.
         pinned: filter and import generation from the last offset on, and ``from``.
         filter_starts: first epoch under the current filter and columns, by export and stream.
@@ -97,8 +95,6 @@ class ImportReader:
     addresses: dict[str, str] = field(default_factory=dict)
     passes: dict[str, str] = field(default_factory=dict)
     acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)
-    acknowledge_by: dict[str, float] = field(default_factory=dict)
-    deferred: dict[str, Any] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     pinned: dict[str, Any] = field(default_factory=dict)
     filter_starts: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -127,7 +127,6 @@ class PlanService:
             )
         except Exception as error:
             return [(error, None)] * len(authorized)
-        has_room = export.backpressure.has_room()
         responses: dict[tuple[int, tuple[str, ...]], Planned] = {}
         outcomes: list[_Outcome] = []
         for (reader, _), plan in zip(authorized, planned, strict=True):
@@ -137,7 +136,7 @@ class PlanService:
             misfits = tuple(plans.list_misfits(reader.reader, mismatches, wide))
             shared = responses.get((id(plan), misfits))
             if shared is None:
-                shared = responses[id(plan), misfits] = to_response(plan, misfits, has_room)
+                shared = responses[id(plan), misfits] = to_response(plan, misfits)
             pass_ = self._access.pass_for(export.key, reader.import_, reader.reader)
             outcomes.append((shared, pass_))
         return outcomes
@@ -232,7 +231,7 @@ def to_plan_request(
     )
 
 
-def to_response(plan: Plan, misfits: Sequence[str] = (), has_room: bool = False) -> Planned:
+def to_response(plan: Plan, misfits: Sequence[str] = ()) -> Planned:
     """Return a ledger's plan as the response, without a pass."""
     return Planned(
         planned=plan.planned,
@@ -244,5 +243,4 @@ def to_response(plan: Plan, misfits: Sequence[str] = (), has_room: bool = False)
         tuples=plan.tuples,
         payload=plan.payload,
         misfits=misfits,
-        has_room=has_room,
     )
