@@ -128,7 +128,7 @@ test: $(READY) ## checks and all but slow tests; those on an API server only if 
 	$(MAPPED) $(BIN)/python tests/run.py -m "$(SELECTED)" --durations 20
 
 .PHONY: test-all
-test-all: $(READY) kube-assets operator-crds storage-server kafka-jars asyncapi-schema openlineage-schema .promtool/usr/bin/promtool .postgresql/.ready ## build the servers of the tests once, then checks and all tests but the long tables: half an hour
+test-all: $(READY) kube-assets operator-crds storage-server kafka-jars asyncapi-schema openlineage-schema .promtool/usr/bin/promtool .postgresql/.ready ## build the servers of the tests once, then checks and all tests but the long tables: an hour
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test SELECTED="not long and not node"
 	STREAMBROKER_REQUIRE_CLUSTER=1 $(MAKE) --no-print-directory test-console
 
