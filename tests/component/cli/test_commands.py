@@ -184,7 +184,7 @@ async def test_a_broker_that_is_away_is_said_with_the_remedy_and_exit_code_4(cli
     code, out, err = await cli("get", url="http://127.0.0.1:1")
     assert (code, out) == (4, "")
     assert "BrokerUnavailable: No broker answers at http://127.0.0.1:1" in err
-    assert "`streambroker up`, or set STREAMBROKER_URL" in err
+    assert "with the same --db as before, or set STREAMBROKER_URL" in err
     assert err.count("\n") == 1
 
     code, _, err = await cli("get", url="ftp://x")

@@ -205,10 +205,11 @@ def _greeting(url: str, options: argparse.Namespace) -> str:
     from streambroker_operator.rest.console.page_files import find_files
     from streambroker_operator.security.self_signed import CA
 
-    lines = [f"streambroker listening on {url}", f"database {options.db.absolute()}"]
+    lines = [f"streambroker listening on {url}"]
     if options.tls_self_signed is not None:
         certificate = (options.tls_self_signed / CA).absolute()
         lines.append(f"clients need STREAMBROKER_CA={certificate}")
+    lines.append(f"database {options.db.absolute()}")
     if not options.no_ui and find_files():
         lines.append(f"page at {url}/ui/")
     return "\n".join(lines)
