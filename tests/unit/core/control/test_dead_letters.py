@@ -72,6 +72,15 @@ def b_or_raising(row: Mapping[str, Any], run: Any) -> bool:
     return bool(row["n"] == "B")
 
 
+def a_or_c_or_raising(row: Mapping[str, Any], run: Any) -> bool:
+    return raising(row, run) or bool(row["n"] == "C")
+
+
+def d_of_c_or_raising(row: Mapping[str, Any], run: Any) -> bool:
+    raising(row, run)
+    return bool(row["n"] == "D" and run.events("a")[-1]["n"] == "C")
+
+
 def alert(found: Any) -> dict[str, Any]:
     raise ValueError(f"no alert of {found.key[0]}")
 
@@ -96,7 +105,10 @@ def patterns(rules: RuleSet, *, dead_letters: bool = True) -> Through:
         return PatternOperator(
             key=("user",),
             event_time="t",
-            functions={"raising": raising, "b_or_raising": b_or_raising},
+            functions={
+                one.__name__: one
+                for one in (raising, b_or_raising, a_or_c_or_raising, d_of_c_or_raising)
+            },
             match_functions=match_functions,
             rules=rules,
         )
@@ -132,6 +144,66 @@ def test_a_row_on_which_a_rule_fails_is_a_dead_letter_and_the_rule_goes_on() -> 
     through.window(watermark=9)
     assert [one.event_time for one in letters(through)] == [6, 8]
     assert times(through) == [7]
+
+
+def followed(*given: tuple[int, str], each: bool) -> list[str]:
+    """Return the results of A or C, then D of C, with skip_past_last; given are seconds."""
+    first = Pattern.begin("a").where(a_or_c_or_raising)
+    pattern = first.followed_by_any("b").where(d_of_c_or_raising).within(100)
+    through = patterns(rule_of(pattern.skipping(Skip(strategy="skip_past_last"))))
+    found = list[str]()
+    for part in [[one] for one in given] if each else [given]:
+        batch = events(*((at * 1_000_000, "u", n) for at, n in part))
+        first_at, last_at = part[0][0], part[-1][0]
+        for given_rows, at in (([("in", batch)], first_at - 1), ([], last_at)):
+            through.window(given_rows, watermark=at * 1_000_000)
+            for outcome in through.outcomes.values():
+                for output, rows in rows_of(outcome):
+                    for row in rows.to_pylist():
+                        taken = json.loads(row["events"]).values()
+                        found.append(
+                            f"{output} {''.join(e['n'] for stage in taken for e in stage)}"
+                        )
+                found += [
+                    f"letter {json.loads(one.row or '')['n']}" for one in outcome.dead_letters
+                ]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_a_failing_row_keeps_what_was_complete_before_it(each: bool) -> None:
+    given = [(1, "A"), (50, "C"), (60, "D")]
+    assert followed(*given, (70, "Z"), each=each) == []
+    late = followed(*given, (120, "Z"), each=each)
+    assert late == ["matches CD", "timeouts A"]
+    assert followed(*given, (120, "X"), each=each) == ["letter X", *late]
+    assert followed(*given, (70, "X"), each=each) == ["letter X", "matches CD"]
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_a_match_that_time_completes_does_not_fail_with_a_later_row(each: bool) -> None:
+    pattern = Pattern.begin("a").where('n == "A"').not_followed_by("b").where(b_or_raising)
+    through = patterns(rule_of(pattern.within(10)))
+    a, x = (1_000_000, "u", "A"), (21_000_000, "u", "X")
+    through.window([("in", events(*([a] if each else [a, x])))], watermark=0)
+    found = list[int]()
+    if each:
+        through.window([("in", events(x))], watermark=1_000_000)
+        found += times(through)
+    through.window(watermark=30_000_000)
+    assert found + times(through) == [1_000_000]
+
+
+def test_a_skip_without_a_target_fails_and_keeps_the_matches_and_time_outs_of_its_event() -> None:
+    pattern = Pattern.begin("a").where('n == "A"').followed_by_any("b").where('n == "B"')
+    again = Skip(strategy="skip_to_first", stage="a", throw_on_miss=True)
+    through = patterns(rule_of(pattern.skipping(again)))
+    through.window([("in", events((1, "u", "A"), (2, "u", "B")))], watermark=0)
+    through.window(watermark=3)
+    (letter,) = letters(through)
+    assert "own first event" in letter.message
+    (match,) = outputs(through, "matches")
+    assert [one[0]["t"] for one in json.loads(match["events"]).values()] == [1, 2]
 
 
 def test_a_row_that_is_set_aside_ends_the_partial_matches_of_its_key_and_keeps_their_number() -> (
