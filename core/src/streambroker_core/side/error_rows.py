@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from streambroker_core.control.operators.dead_letters import DeadLetters, Kind, to_json
+from streambroker_core.control.operators.dead_letters import DeadLetters, Kind, to_json, to_utf8
 from streambroker_core.side.definition import MAIN, SideJoin
 from streambroker_core.side.state.input_state import SideState
 from streambroker_core.side.state.layout import TIME
@@ -81,7 +81,8 @@ class ErrorRows:
         """Emit rows, as JSON text, that were rejected for one reason."""
         self._add_letters(kind, name, code, message, rows, times)
         size = len(rows)
-        columns = [[name] * size, [code] * size, [message] * size, times, rows]
+        texts = [[to_utf8(text)] * size for text in (name, code, message)]
+        columns = [*texts, times, rows]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, ERROR_SCHEMA, strict=True)]
         self._emit(pa.RecordBatch.from_arrays(arrays, schema=ERROR_SCHEMA), ERRORS)
 

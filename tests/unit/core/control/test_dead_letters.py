@@ -21,6 +21,7 @@ from streambroker_core.control.operators.dead_letters import (
     MAX_TEXT,
     DeadLetter,
     DeadLetters,
+    to_json,
 )
 from streambroker_core.control.operators.typed_operator import TypedOperator, handles
 from streambroker_core.control.runtime.buckets import Layout, bucket_for_key
@@ -413,3 +414,38 @@ def test_long_texts_are_cut_between_characters_and_say_how_long_they_were() -> N
     assert cut.key is not None
     assert cut.key.endswith("… (cut from 131,076 bytes)")
     assert tuple(DEAD_LETTER_SCHEMA.names) == DeadLetter._fields
+
+
+def test_text_that_is_no_utf_8_is_replaced() -> None:
+    some = DeadLetters("op", 1, 2)
+    some.add("control", "in", "C", "no \ud800", row=to_json({"a": "\ud800"}), key=["\ud800"])
+    (letter,) = some.letters
+    assert (letter.message, letter.row, letter.key) == ("no ?", '{"a": "?"}', '["?"]')
+    assert not letter.cut
+    pa.array(letter[:4] + letter[6:8], pa.string())
+
+
+def test_json_of_a_row_has_the_forms_that_spark_reads_as_the_types_of_its_columns() -> None:
+    schema = pa.schema(
+        [
+            ("raw", pa.binary()),
+            ("tags", pa.map_(pa.string(), pa.int64())),
+            ("pairs", pa.list_(pa.struct([("a", pa.float64())]))),
+        ]
+    )
+    given = {"raw": b"\xff\x00", "tags": [("x", 1)], "pairs": [{"a": float("nan")}]}
+    (row,) = pa.RecordBatch.from_pylist([given], schema=schema).to_pylist()
+    assert json.loads(to_json(row)) == {"raw": "/wA=", "tags": {"x": 1}, "pairs": [{"a": "NaN"}]}
+    assert json.loads(to_json({"a": [float("inf"), -float("inf")], "b": [], 1: True})) == {
+        "a": ["Infinity", "-Infinity"],
+        "b": [],
+        "1": True,
+    }
+
+
+def test_a_control_tuple_whose_text_is_no_utf_8_is_a_row_of_errors() -> None:
+    text = '{"input":"\\ud800"}'
+    through = side_join()
+    through.window(control=[control(type="SideComplete", text=text)], watermark=None)
+    (row,) = outputs(through, "errors")
+    assert (row["input"], row["row"]) == ("?", '{"input": "?"}')
