@@ -28,7 +28,7 @@ from streambroker_core.control.runtime.buckets import Layout, bucket_for_key
 from streambroker_core.control.runtime.packing import by_bucket, pack_control
 from streambroker_core.control.runtime.runner import AlignedRunner
 from streambroker_core.control.tuples import ControlTuple, Delivery, Target, UndeliverableError
-from streambroker_core.side import SideInput, SideJoin, SideOperator, fixed
+from streambroker_core.side import SideInput, SideJoin, SideOperator, fixed, sliding
 from streambroker_core.side.errors import SideRowError
 from support.aligned.runner import Through, rows_of
 from support.aligned.window import control, emitted, stage, window
@@ -449,3 +449,84 @@ def test_a_control_tuple_whose_text_is_no_utf_8_is_a_row_of_errors() -> None:
     through.window(control=[control(type="SideComplete", text=text)], watermark=None)
     (row,) = outputs(through, "errors")
     assert (row["input"], row["row"]) == ("?", '{"input": "?"}')
+
+
+@pytest.mark.parametrize(
+    ("type_", "text", "why"),
+    [
+        *(
+            (type_, text, "")
+            for type_ in ("SideComplete", "SideVersion", "PatternRules")
+            for text in ("[]", '"x"', "{}", '{"input":[1]}', '{"rules":{}}')
+        ),
+        ("SideComplete", '{"input":"rates","window":"x"}', "window"),
+        ("SideComplete", '{"input":"rates","window":5}', "no window that begins at 5"),
+        ("SideComplete", '{"input":"rates","whole":true}', "row by row"),
+        ("SideVersion", '{"input":"rates","version":"v"}', "is a stream; send SideComplete"),
+        ("PatternRules", '{"rules":{"format":2,"rules":[5],"disabled":[]}}', ""),
+        ("PatternRules", '{"rules":{"format":2,"rules":5,"disabled":[]}}', ""),
+        ("PatternRules", '{"rules":{"format":99,"rules":[],"disabled":[]}}', "99"),
+    ],
+)
+def test_a_payload_that_does_not_fit_is_a_dead_letter(type_: str, text: str, why: str) -> None:
+    rules = type_ == "PatternRules"
+    through = patterns(RuleSet()) if rules else side_join(windows=fixed(10), event_time="t")
+    wrong = control(type=type_, text=text, delivery=Delivery.BEGIN)
+    through.window(control=[wrong], watermark=None)
+    (letter,) = letters(through)
+    assert (letter.kind, letter.code) == ("control", "ControlInvalid")
+    assert why in letter.message
+    assert len([one for one in through.outcomes.values() if one.emitted]) == 2
+
+
+def test_rules_that_would_hold_from_within_a_window_are_a_dead_letter() -> None:
+    through = patterns(RuleSet())
+    through.window(
+        control=[control(type="PatternRules", text="{}", delivery=Delivery.IMMEDIATE)],
+        watermark=None,
+    )
+    (letter,) = letters(through)
+    assert "a rule set applies to whole windows" in letter.message
+
+
+def test_a_message_for_an_unknown_side_input_is_a_dead_letter_of_the_bucket_it_is_for() -> None:
+    through = side_join()
+    for at in (0, 1):
+        unknown = control(type="SideComplete", text='{"input":"x"}', target=Target(bucket=at))
+        through.window(control=[unknown], watermark=None)
+        ((bucket, letter),) = [
+            (bucket, one) for bucket, each in through.outcomes.items() for one in each.dead_letters
+        ]
+        assert (bucket, letter.code) == (at, "SideUnknown")
+
+
+def test_a_refused_tuple_that_comes_on_two_inputs_is_one_dead_letter() -> None:
+    through = side_join()
+    wrong = control(type="SideComplete", text="[]")
+    probe = through.make()
+    packed = [
+        one
+        for side in probe.inputs
+        for bucket, one in by_bucket(pack_control([(0, wrong)], side.name, 1))
+    ]
+    runner = AlignedRunner(through.make, stage(1, dead_letters=True))
+    assert len(packed) == 2
+    assert len(runner.run(window(), packed, {}).dead_letters) == 1
+
+
+def test_a_late_side_row_of_sliding_windows_is_one_dead_letter_if_none_took_it() -> None:
+    through = side_join(windows=sliding(10, 5), event_time="t")
+    late, partly = ("EUR", 1.0, 12_000_000), ("EUR", 2.0, 47_000_000)
+    through.window([("rates", rates(late, partly))], watermark=50_000_000)
+    (letter,) = letters(through)
+    assert letter.event_time == 12_000_000
+
+
+def test_a_main_row_of_sliding_windows_is_one_dead_letter() -> None:
+    through = side_join(windows=sliding(10, 5), event_time="t", timeout=1, on_timeout="error")
+    trade = {"id": "a", "currency": "EUR", "t": 12_000_000}
+    trades = pa.RecordBatch.from_pylist([trade], schema=TRADES)
+    through.window([("main", trades)], watermark=0)
+    through.window(watermark=0, clock=2_000_000)
+    assert len(outputs(through, "errors")) == 2
+    assert len(letters(through)) == 1
