@@ -459,3 +459,19 @@ def test_an_attribute_that_is_lost_with_the_window_is_logged_once_by_class_and_n
         chain.batch(rows((1, time), (2, time)))
     (message,) = [one.message for one in caplog.records if "Forgetful" in one.message]
     assert "Forgetful.count, and the next window does not see it: declare it as a field" in message
+
+
+def test_reports_are_cut_into_batches_of_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Taking(Following):
+        def process_control(self, port: str, control: ControlTuple) -> bool:
+            return True
+
+    monkeypatch.setattr(processor, "REPORT_ROWS", 1)
+    chain = batches(monkeypatch, Taking, report="report")
+    chain.batch(rows((2, 1)))
+    given = reported(*[(Delivery.END_WINDOW, None)] * 3)
+    found = chain.batch(given, "report")
+    assert len(found) == 6
+    assert {(one["bucket"], one["id"]) for one in found} == {
+        (bucket, f"S/{seq}") for bucket in range(2) for seq in range(3)
+    }

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from pe_agent.aligned.options import OperatorOptions
 from pe_agent.datasource.options import BatchRange, OptionError, Options
+from pe_agent.streams.stream import OperatorStream
+from streambroker_core.errors import AlignedError
 
 GIVEN = {"import": "in", "agent": "grpc+tcp://127.0.0.1:9"}
 
@@ -49,3 +55,21 @@ def test_an_option_that_does_not_fit_a_batch_read_is_refused(
 ) -> None:
     with pytest.raises(OptionError, match=error):
         BatchRange.read({**GIVEN, **more})
+
+
+def test_dead_letters_are_on_or_off() -> None:
+    wrong: Any = "no"
+    with pytest.raises(AlignedError, match="dead_letters is 'no': it has to be True or False"):
+        OperatorOptions(dead_letters=wrong)
+
+
+def test_foreach_batch_refuses_a_query_that_loses_dead_letters_of_an_operator_before() -> None:
+    first = SimpleNamespace(name="first", has_dead_letters=True)
+    last = SimpleNamespace(name="last", has_dead_letters=True, schemas={"dead_letters": None})
+    plan: Any = SimpleNamespace(nodes={1: first, 2: last}, data=None, last_operator=lambda: last)
+    with pytest.raises(AlignedError, match="operator first has dead letters, and this query"):
+        OperatorStream(plan).foreach_batch(lambda outputs, window: None, checkpoint="c")
+    plan.nodes = {2: last}
+    last.frame = SimpleNamespace()
+    with pytest.raises(AttributeError, match="writeStream"):
+        OperatorStream(plan).foreach_batch(lambda outputs, window: None, checkpoint="c")

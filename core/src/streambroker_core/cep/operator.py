@@ -58,7 +58,9 @@ from streambroker_core.control.operators.operator import (
     OperatorError,
     StateError,
 )
-from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, SideTick
+from streambroker_core.control.tuples import ControlTuple, Delivery, SideTick, UndeliverableError
+from streambroker_core.control.tuples.payloads import Payloads
+from streambroker_core.errors import StreambrokerError
 
 __all__ = [
     "ERRORS",
@@ -111,6 +113,9 @@ class RuleStopped:
 
     rule: str
     version: int
+
+
+_PAYLOADS = Payloads((PatternRules,))
 
 
 class PatternOperator(Operator):
@@ -236,27 +241,32 @@ class PatternOperator(Operator):
         """Apply a new set of rules. A tick needs no action: it took effect when the window began.
 
         Raises:
-            ControlError: the set would hold from within a window.
+            UndeliverableError: it is no set of rules, its keys do not fit the rows, or it would
+                hold from within a window.
         """
         del port
         if control.type != PatternRules.__name__:
             return control.type == SideTick.__name__
         if control.delivery not in (Delivery.BEGIN, Delivery.END_WINDOW):
-            raise ControlError(
+            raise UndeliverableError(
                 f"rules in control tuple {control.id} are delivered with"
                 f" {control.delivery.value}: a rule set applies to whole windows. Deliver it with"
                 " BEGIN; use `scheduled` for a rule that applies from a time on."
             )
         since = self.window.number + (control.delivery is Delivery.END_WINDOW)
         oldest = self._buffer.oldest_window()
-        self._rules.apply_sent(self.engine, control.payload, since, oldest)
+        rules, relevant = _read_sent(control, self._rules.read, self._check_keys)
+        self._rules.apply_sent(self.engine, rules, relevant, since, oldest)
         self._begin_rules()
         return True
 
+    def _check_keys(self, rules: RuleSet) -> None:
+        if not self._copied and self.window.buckets > 1:
+            self._rules.check_keys(rules, self.window.buckets)
+
     def _begin_rules(self) -> None:
         """Check the rules and, in processing time, advance time to the window's pinned clock."""
-        if not self._copied and self.window.buckets > 1:
-            self._rules.check_keys(self.window.buckets)
+        self._check_keys(self._rules.current)
         if self._column is None:
             self._advance_engine(self.window.time)
 
@@ -407,6 +417,24 @@ class PatternOperator(Operator):
     def held_at(self) -> int | None:
         """Return the earliest time of a match that waits for earlier runs, in event time."""
         return None if self._column is None else self.engine.keys.first_held()
+
+
+def _read_sent(
+    control: ControlTuple,
+    read: Callable[[Mapping[str, Any]], RuleSet],
+    check_keys: Callable[[RuleSet], None],
+) -> tuple[RuleSet, str | None]:
+    """Return the rules of a control tuple and their filter; raise UndeliverableError if wrong."""
+    try:
+        sent: PatternRules = _PAYLOADS.decode(control)
+        rules = read(sent.rules)
+        check_keys(rules)
+    except (StreambrokerError, KeyError, TypeError, ValueError) as error:
+        why = str(error) if isinstance(error, StreambrokerError) else repr(error)
+        raise UndeliverableError(
+            f"the rules of control tuple {control.id} are refused: {why.removesuffix('.')}."
+        ) from error
+    return rules, sent.relevant
 
 
 def _add_letters(

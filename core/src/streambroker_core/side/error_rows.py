@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from streambroker_core.control.operators.dead_letters import DeadLetters, Kind, to_json
+from streambroker_core.control.operators.dead_letters import DeadLetters, Kind, to_json, to_utf8
 from streambroker_core.side.definition import MAIN, SideJoin
 from streambroker_core.side.state.input_state import SideState
-from streambroker_core.side.state.layout import TIME
+from streambroker_core.side.state.layout import SEQ, TIME
 from streambroker_core.side.state.read_rows import RejectedRows, reject_rows
 
 ERRORS = "errors"
@@ -30,7 +30,12 @@ LATE_SIDE_ROW = "SideLate"
 
 
 class ErrorRows:
-    """Emits rejected rows to ``errors``, and adds them to the dead letters."""
+    """Emits rejected rows to ``errors``, and adds them to the dead letters.
+
+    Attributes:
+        reported: numbers of the main rows that are dead letters of this window; a row may be in
+            several windows of event time.
+    """
 
     def __init__(
         self,
@@ -39,6 +44,7 @@ class ErrorRows:
         dead_letters: Callable[[], DeadLetters | None],
     ) -> None:
         self._join, self._emit, self._dead_letters = join, emit, dead_letters
+        self.reported: set[int] = set()
 
     def emit_missing(self, name: str, pairs: pa.RecordBatch) -> None:
         """Emit main rows for which a side input has no value."""
@@ -53,7 +59,12 @@ class ErrorRows:
     def emit_pairs(self, name: str, code: str, message: str, pairs: pa.RecordBatch) -> None:
         """Emit main rows of pairs."""
         rows = [to_json(row) for row in pairs.select(self._join.schema.names).to_pylist()]
-        self.emit("main_row", name, code, message, rows, pairs[TIME].to_pylist())
+        times, letters = pairs[TIME].to_pylist(), self._dead_letters()
+        self._emit_errors(name, code, message, rows, times)
+        for seq, row, time in zip(pairs[SEQ].to_pylist(), rows, times, strict=True):
+            if letters is not None and seq not in self.reported:
+                self.reported.add(seq)
+                letters.add("main_row", MAIN, code, message, row=row, event_time=time)
 
     def emit_rejected(self, state: SideState, bucket: int) -> None:
         """Emit the rejected rows of a side input; for a broadcast one only from bucket 0."""
@@ -80,8 +91,14 @@ class ErrorRows:
     ) -> None:
         """Emit rows, as JSON text, that were rejected for one reason."""
         self._add_letters(kind, name, code, message, rows, times)
+        self._emit_errors(name, code, message, rows, times)
+
+    def _emit_errors(
+        self, name: str, code: str, message: str, rows: list[str], times: list[int | None]
+    ) -> None:
         size = len(rows)
-        columns = [[name] * size, [code] * size, [message] * size, times, rows]
+        texts = [[to_utf8(text)] * size for text in (name, code, message)]
+        columns = [*texts, times, rows]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, ERROR_SCHEMA, strict=True)]
         self._emit(pa.RecordBatch.from_arrays(arrays, schema=ERROR_SCHEMA), ERRORS)
 

@@ -10,12 +10,14 @@ import pyarrow.compute as pc
 
 from streambroker_core.control.operators.dead_letters import to_json
 from streambroker_core.control.operators.operator import Blobs, Changes, Input, Operator
-from streambroker_core.control.tuples import ControlTuple, UndeliverableError
+from streambroker_core.control.tuples import ControlError, ControlTuple, UndeliverableError
+from streambroker_core.control.tuples.payloads import Payloads
 from streambroker_core.deprecation import warn_deprecated
 from streambroker_core.side.control_messages import ControlMessage, SideComplete, SideVersion
 from streambroker_core.side.definition import MAIN, SideJoin
 from streambroker_core.side.describe import describe_stall, explain
 from streambroker_core.side.error_rows import ERROR_SCHEMA, ERRORS, ErrorRows
+from streambroker_core.side.errors import SideError
 from streambroker_core.side.join.function_calls import Function
 from streambroker_core.side.join.joiner import Joiner
 from streambroker_core.side.join.wait_limits import WaitLimits
@@ -32,6 +34,7 @@ OUT, LATE = "out", "late"
 UNKNOWN = "SideUnknown"
 """Error code in ``errors``: a control tuple for an unknown side input."""
 _CONTROL_TYPES = (SideComplete.__name__, SideVersion.__name__)
+_PAYLOADS = Payloads((SideComplete, SideVersion))
 
 
 class SideOperator(Operator):
@@ -109,6 +112,7 @@ class SideOperator(Operator):
         if not self._started:
             self.restore(self.state_version, {})
         self._handled_ids.clear()
+        self._errors.reported.clear()
         self._joiner.now = self.window.time
         if self._state.policies_changed:
             self._joiner.retry_all()
@@ -137,29 +141,30 @@ class SideOperator(Operator):
             self._process_side(number, select_columns(port, batch, self.join.inputs[number].schema))
 
     def process_control(self, port: str, control: ControlTuple) -> bool:
-        """Handle control tuples for a side input; forward all others."""
+        """Handle control tuples for a side input; forward all others.
+
+        Raises:
+            UndeliverableError: the payload is not of its type, or does not fit the side input.
+        """
         del port
-        payload: ControlMessage = control.payload
         if control.type not in _CONTROL_TYPES:
             return False
-        known, handled = (
-            payload.get("input") in self._state.numbers,
-            control.id in self._handled_ids,
-        )
+        message = _read_message(control, self._state)
+        known, handled = message["input"] in self._state.numbers, control.id in self._handled_ids
         self._handled_ids.add(control.id)  # it may also arrive on another port
         if not known:
             if control.type == SideComplete.__name__ and not handled:
                 self.reject_unknown(control)
             return False
         if not handled:
-            self._schedule_control({**payload, "type": control.type})
+            self._schedule_control(message)
         return True
 
     def reject_unknown(self, control: ControlTuple) -> str:
         """Reject a ``SideComplete`` for a side input that this operator does not have.
 
-        The tuple may be meant for an operator downstream. Bucket 0 writes it to the output
-        ``errors``.
+        The tuple may be meant for an operator downstream. The bucket that it is addressed to
+        writes it to the output ``errors``; of a tuple for all, bucket 0.
 
         Returns:
             The message in ``errors``.
@@ -178,7 +183,8 @@ class SideOperator(Operator):
             f"{what} here; there are: {known}. It is forwarded: address it to the operator that"
             " has that side input"
         )
-        if self.window.bucket == 0:
+        target = control.target
+        if self.window.bucket == 0 or target.bucket is not None or target.key is not None:
             row = to_json(control.payload)
             self._errors.emit("control", name, UNKNOWN, message, [row], [None])
         return message
@@ -326,6 +332,18 @@ class SideOperator(Operator):
 
     def _apply_control(self, message: ControlMessage) -> None:
         self._joiner.retry_window(*self._state.apply_control(message, self.window.time))
+
+
+def _read_message(control: ControlTuple, state: BucketState) -> ControlMessage:
+    """Return a control message; raise UndeliverableError if it does not fit its side input."""
+    try:
+        fields = {**asdict(_PAYLOADS.decode(control)), "type": control.type}
+        message = cast(ControlMessage, fields)
+        if message["input"] in state.numbers:
+            state.check_control(message)
+    except (ControlError, SideError) as error:
+        raise UndeliverableError(str(error)) from error
+    return message
 
 
 def _is_after(times: pa.Array, watermark: int | None) -> pa.Array:

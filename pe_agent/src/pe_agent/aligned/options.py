@@ -60,6 +60,10 @@ class OperatorOptions:
             raise AlignedError(f"buckets is {self.buckets!r}: it has to be a number of buckets.")
         if not isinstance(self.limits, Limits | None):
             raise AlignedError(f"limits is {self.limits!r}: it has to be Limits(…).")
+        if not isinstance(self.dead_letters, bool):
+            raise AlignedError(
+                f"dead_letters is {self.dead_letters!r}: it has to be True or False."
+            )
         if self.groups not in ("slots", "buckets"):
             raise AlignedError(f"groups is {self.groups!r}: it has to be 'slots' or 'buckets'.")
         if self.on_invalid not in ("fail", "pass"):

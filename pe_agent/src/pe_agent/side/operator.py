@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 
 from pe_agent.side.metrics_reporter import SideMetricsReporter
 from pe_agent.side.tables.cache import CachedTables
-from streambroker_core.control.tuples import ControlTuple, SideTick
+from streambroker_core.control.tuples import ControlTuple, SideTick, UndeliverableError
 from streambroker_core.side import SideOperator, SideRefresh
 from streambroker_core.side.definition import MAIN
 from streambroker_core.side.describe import summarize_stall
@@ -89,6 +90,8 @@ class SparkSideOperator(SideOperator):
         return message
 
     def _request_refresh(self, control: ControlTuple) -> bool:
+        if not isinstance(control.payload, Mapping):
+            raise UndeliverableError(f"control tuple {control.id} is no SideRefresh: {control.text}.")
         name = str(control.payload.get("input"))
         if name not in self._cached_tables.folders:
             return False

@@ -527,11 +527,13 @@ class OperatorStream(Stream):
             query_name: name of the query.
 
         Raises:
-            AlignedError: another step follows the operator.
+            AlignedError: another step follows the operator, or dead letters of an operator before
+                it would be lost.
         """
         old_methods.ignore_again(again)
         node = self.node()
         schemas = dict(node.schemas)
+        check_published(self._operator_plan(), schemas)
 
         def call(frame: DataFrame, window: int) -> None:
             frame = frame.persist()

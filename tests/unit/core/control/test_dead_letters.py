@@ -21,13 +21,14 @@ from streambroker_core.control.operators.dead_letters import (
     MAX_TEXT,
     DeadLetter,
     DeadLetters,
+    to_json,
 )
 from streambroker_core.control.operators.typed_operator import TypedOperator, handles
 from streambroker_core.control.runtime.buckets import Layout, bucket_for_key
 from streambroker_core.control.runtime.packing import by_bucket, pack_control
 from streambroker_core.control.runtime.runner import AlignedRunner
 from streambroker_core.control.tuples import ControlTuple, Delivery, Target, UndeliverableError
-from streambroker_core.side import SideInput, SideJoin, SideOperator, fixed
+from streambroker_core.side import SideInput, SideJoin, SideOperator, fixed, sliding
 from streambroker_core.side.errors import SideRowError
 from support.aligned.runner import Through, rows_of
 from support.aligned.window import control, emitted, stage, window
@@ -72,6 +73,15 @@ def b_or_raising(row: Mapping[str, Any], run: Any) -> bool:
     return bool(row["n"] == "B")
 
 
+def a_or_c_or_raising(row: Mapping[str, Any], run: Any) -> bool:
+    return raising(row, run) or bool(row["n"] == "C")
+
+
+def d_of_c_or_raising(row: Mapping[str, Any], run: Any) -> bool:
+    raising(row, run)
+    return bool(row["n"] == "D" and run.events("a")[-1]["n"] == "C")
+
+
 def alert(found: Any) -> dict[str, Any]:
     raise ValueError(f"no alert of {found.key[0]}")
 
@@ -96,7 +106,10 @@ def patterns(rules: RuleSet, *, dead_letters: bool = True) -> Through:
         return PatternOperator(
             key=("user",),
             event_time="t",
-            functions={"raising": raising, "b_or_raising": b_or_raising},
+            functions={
+                one.__name__: one
+                for one in (raising, b_or_raising, a_or_c_or_raising, d_of_c_or_raising)
+            },
             match_functions=match_functions,
             rules=rules,
         )
@@ -132,6 +145,66 @@ def test_a_row_on_which_a_rule_fails_is_a_dead_letter_and_the_rule_goes_on() -> 
     through.window(watermark=9)
     assert [one.event_time for one in letters(through)] == [6, 8]
     assert times(through) == [7]
+
+
+def followed(*given: tuple[int, str], each: bool) -> list[str]:
+    """Return the results of A or C, then D of C, with skip_past_last; given are seconds."""
+    first = Pattern.begin("a").where(a_or_c_or_raising)
+    pattern = first.followed_by_any("b").where(d_of_c_or_raising).within(100)
+    through = patterns(rule_of(pattern.skipping(Skip(strategy="skip_past_last"))))
+    found = list[str]()
+    for part in [[one] for one in given] if each else [given]:
+        batch = events(*((at * 1_000_000, "u", n) for at, n in part))
+        first_at, last_at = part[0][0], part[-1][0]
+        for given_rows, at in (([("in", batch)], first_at - 1), ([], last_at)):
+            through.window(given_rows, watermark=at * 1_000_000)
+            for outcome in through.outcomes.values():
+                for output, rows in rows_of(outcome):
+                    for row in rows.to_pylist():
+                        taken = json.loads(row["events"]).values()
+                        found.append(
+                            f"{output} {''.join(e['n'] for stage in taken for e in stage)}"
+                        )
+                found += [
+                    f"letter {json.loads(one.row or '')['n']}" for one in outcome.dead_letters
+                ]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_a_failing_row_keeps_what_was_complete_before_it(each: bool) -> None:
+    given = [(1, "A"), (50, "C"), (60, "D")]
+    assert followed(*given, (70, "Z"), each=each) == []
+    late = followed(*given, (120, "Z"), each=each)
+    assert late == ["matches CD", "timeouts A"]
+    assert followed(*given, (120, "X"), each=each) == ["letter X", *late]
+    assert followed(*given, (70, "X"), each=each) == ["letter X", "matches CD"]
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_a_match_that_time_completes_does_not_fail_with_a_later_row(each: bool) -> None:
+    pattern = Pattern.begin("a").where('n == "A"').not_followed_by("b").where(b_or_raising)
+    through = patterns(rule_of(pattern.within(10)))
+    a, x = (1_000_000, "u", "A"), (21_000_000, "u", "X")
+    through.window([("in", events(*([a] if each else [a, x])))], watermark=0)
+    found = list[int]()
+    if each:
+        through.window([("in", events(x))], watermark=1_000_000)
+        found += times(through)
+    through.window(watermark=30_000_000)
+    assert found + times(through) == [1_000_000]
+
+
+def test_a_skip_without_a_target_fails_and_keeps_the_matches_and_time_outs_of_its_event() -> None:
+    pattern = Pattern.begin("a").where('n == "A"').followed_by_any("b").where('n == "B"')
+    again = Skip(strategy="skip_to_first", stage="a", throw_on_miss=True)
+    through = patterns(rule_of(pattern.skipping(again)))
+    through.window([("in", events((1, "u", "A"), (2, "u", "B")))], watermark=0)
+    through.window(watermark=3)
+    (letter,) = letters(through)
+    assert "own first event" in letter.message
+    (match,) = outputs(through, "matches")
+    assert [one[0]["t"] for one in json.loads(match["events"]).values()] == [1, 2]
 
 
 def test_a_row_that_is_set_aside_ends_the_partial_matches_of_its_key_and_keeps_their_number() -> (
@@ -341,3 +414,119 @@ def test_long_texts_are_cut_between_characters_and_say_how_long_they_were() -> N
     assert cut.key is not None
     assert cut.key.endswith("… (cut from 131,076 bytes)")
     assert tuple(DEAD_LETTER_SCHEMA.names) == DeadLetter._fields
+
+
+def test_text_that_is_no_utf_8_is_replaced() -> None:
+    some = DeadLetters("op", 1, 2)
+    some.add("control", "in", "C", "no \ud800", row=to_json({"a": "\ud800"}), key=["\ud800"])
+    (letter,) = some.letters
+    assert (letter.message, letter.row, letter.key) == ("no ?", '{"a": "?"}', '["?"]')
+    assert not letter.cut
+    pa.array(letter[:4] + letter[6:8], pa.string())
+
+
+def test_json_of_a_row_has_the_forms_that_spark_reads_as_the_types_of_its_columns() -> None:
+    schema = pa.schema(
+        [
+            ("raw", pa.binary()),
+            ("tags", pa.map_(pa.string(), pa.int64())),
+            ("pairs", pa.list_(pa.struct([("a", pa.float64())]))),
+        ]
+    )
+    given = {"raw": b"\xff\x00", "tags": [("x", 1)], "pairs": [{"a": float("nan")}]}
+    (row,) = pa.RecordBatch.from_pylist([given], schema=schema).to_pylist()
+    assert json.loads(to_json(row)) == {"raw": "/wA=", "tags": {"x": 1}, "pairs": [{"a": "NaN"}]}
+    assert json.loads(to_json({"a": [float("inf"), -float("inf")], "b": [], 1: True})) == {
+        "a": ["Infinity", "-Infinity"],
+        "b": [],
+        "1": True,
+    }
+
+
+def test_a_control_tuple_whose_text_is_no_utf_8_is_a_row_of_errors() -> None:
+    text = '{"input":"\\ud800"}'
+    through = side_join()
+    through.window(control=[control(type="SideComplete", text=text)], watermark=None)
+    (row,) = outputs(through, "errors")
+    assert (row["input"], row["row"]) == ("?", '{"input": "?"}')
+
+
+@pytest.mark.parametrize(
+    ("type_", "text", "why"),
+    [
+        *(
+            (type_, text, "")
+            for type_ in ("SideComplete", "SideVersion", "PatternRules")
+            for text in ("[]", '"x"', "{}", '{"input":[1]}', '{"rules":{}}')
+        ),
+        ("SideComplete", '{"input":"rates","window":"x"}', "window"),
+        ("SideComplete", '{"input":"rates","window":5}', "no window that begins at 5"),
+        ("SideComplete", '{"input":"rates","whole":true}', "row by row"),
+        ("SideVersion", '{"input":"rates","version":"v"}', "is a stream; send SideComplete"),
+        ("PatternRules", '{"rules":{"format":2,"rules":[5],"disabled":[]}}', ""),
+        ("PatternRules", '{"rules":{"format":2,"rules":5,"disabled":[]}}', ""),
+        ("PatternRules", '{"rules":{"format":99,"rules":[],"disabled":[]}}', "99"),
+    ],
+)
+def test_a_payload_that_does_not_fit_is_a_dead_letter(type_: str, text: str, why: str) -> None:
+    rules = type_ == "PatternRules"
+    through = patterns(RuleSet()) if rules else side_join(windows=fixed(10), event_time="t")
+    wrong = control(type=type_, text=text, delivery=Delivery.BEGIN)
+    through.window(control=[wrong], watermark=None)
+    (letter,) = letters(through)
+    assert (letter.kind, letter.code) == ("control", "ControlInvalid")
+    assert why in letter.message
+    assert len([one for one in through.outcomes.values() if one.emitted]) == 2
+
+
+def test_rules_that_would_hold_from_within_a_window_are_a_dead_letter() -> None:
+    through = patterns(RuleSet())
+    through.window(
+        control=[control(type="PatternRules", text="{}", delivery=Delivery.IMMEDIATE)],
+        watermark=None,
+    )
+    (letter,) = letters(through)
+    assert "a rule set applies to whole windows" in letter.message
+
+
+def test_a_message_for_an_unknown_side_input_is_a_dead_letter_of_the_bucket_it_is_for() -> None:
+    through = side_join()
+    for at in (0, 1):
+        unknown = control(type="SideComplete", text='{"input":"x"}', target=Target(bucket=at))
+        through.window(control=[unknown], watermark=None)
+        ((bucket, letter),) = [
+            (bucket, one) for bucket, each in through.outcomes.items() for one in each.dead_letters
+        ]
+        assert (bucket, letter.code) == (at, "SideUnknown")
+
+
+def test_a_refused_tuple_that_comes_on_two_inputs_is_one_dead_letter() -> None:
+    through = side_join()
+    wrong = control(type="SideComplete", text="[]")
+    probe = through.make()
+    packed = [
+        one
+        for side in probe.inputs
+        for bucket, one in by_bucket(pack_control([(0, wrong)], side.name, 1))
+    ]
+    runner = AlignedRunner(through.make, stage(1, dead_letters=True))
+    assert len(packed) == 2
+    assert len(runner.run(window(), packed, {}).dead_letters) == 1
+
+
+def test_a_late_side_row_of_sliding_windows_is_one_dead_letter_if_none_took_it() -> None:
+    through = side_join(windows=sliding(10, 5), event_time="t")
+    late, partly = ("EUR", 1.0, 12_000_000), ("EUR", 2.0, 47_000_000)
+    through.window([("rates", rates(late, partly))], watermark=50_000_000)
+    (letter,) = letters(through)
+    assert letter.event_time == 12_000_000
+
+
+def test_a_main_row_of_sliding_windows_is_one_dead_letter() -> None:
+    through = side_join(windows=sliding(10, 5), event_time="t", timeout=1, on_timeout="error")
+    trade = {"id": "a", "currency": "EUR", "t": 12_000_000}
+    trades = pa.RecordBatch.from_pylist([trade], schema=TRADES)
+    through.window([("main", trades)], watermark=0)
+    through.window(watermark=0, clock=2_000_000)
+    assert len(outputs(through, "errors")) == 2
+    assert len(letters(through)) == 1

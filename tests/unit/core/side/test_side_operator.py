@@ -210,7 +210,7 @@ def test_control_of_others_goes_on() -> None:
     operator.begin_window()
     assert operator.process_control("main", control_of(SideComplete(input="rates"))) is True
     assert operator.process_control("main", control_of(SideComplete(input="others"))) is False
-    with pytest.raises(SideError, match="is a stream; send SideComplete"):
+    with pytest.raises(UndeliverableError, match="is a stream; send SideComplete"):
         operator.process_control("main", control_of(SideVersion(input="rates", version="v"), 2))
 
 

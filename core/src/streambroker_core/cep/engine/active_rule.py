@@ -136,6 +136,48 @@ class ActiveRule:
             and _shape(self.automaton) == _shape(old.automaton)
         )
 
+    def advance(
+        self,
+        key_bytes: bytes,
+        matcher: Matcher,
+        time: int,
+        trigger: int,
+        results: list[RuleResult],
+        *,
+        sets_aside: bool,
+    ) -> None:
+        """Advance the time of a key, and append the results.
+
+        Raises:
+            RunError: the rule failed, and is not to go on.
+        """
+        alive = len(matcher.runs)
+        try:
+            matches, timeouts = matcher.advance(time)
+        except RunError as error:
+            if not sets_aside:
+                raise
+            error.time = time
+            self.set_aside(key_bytes, matcher, error, trigger, results)
+        else:
+            self.append_results(key_bytes, matches, timeouts, trigger, results)
+        self.metrics.alive += len(matcher.runs) - alive
+
+    def set_aside(
+        self,
+        key_bytes: bytes,
+        matcher: Matcher,
+        error: RunError,
+        trigger: int,
+        results: list[RuleResult],
+    ) -> None:
+        """End the partial matches of a key, and append the complete ones and the error."""
+        error.key = decode_key(key_bytes)
+        ended = matcher.end(NEVER if error.time is None else error.time)
+        matches, timeouts = [*error.matches, *ended], [*error.timeouts]
+        self.append_results(key_bytes, matches, timeouts, trigger, results)
+        results.append(RuleResult(*self.name, error.key, error, trigger))
+
     def append_results(
         self,
         key_bytes: bytes,

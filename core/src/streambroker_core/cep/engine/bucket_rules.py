@@ -9,6 +9,7 @@ from typing import Any
 
 from streambroker_core.cep.engine.engine import Engine
 from streambroker_core.cep.engine.sent_filters import SentFilters
+from streambroker_core.cep.nfa.compiled import compile_rule
 from streambroker_core.cep.nfa.snapshot import RuleVersionKey
 from streambroker_core.cep.pattern.key_selectors import Selector
 from streambroker_core.cep.rules.document import Functions
@@ -72,16 +73,16 @@ class BucketRules:
             return
         if any((rule.id, rule.version) in engine.active for rule in self._fixed):
             engine.set_rules(RuleSet(), window)  # equal ids, other content
-        self._replace(engine, self._fixed, self._relevant, window, oldest)
+        self.apply_sent(engine, self._fixed, self._relevant, window, oldest)
+
+    def read(self, document: Mapping[str, Any]) -> RuleSet:
+        """Return the set of a document, whose rules can be compiled."""
+        rules = _read_rules(to_json(document), self._functions)
+        for rule in rules:
+            compile_rule(rule)
+        return rules
 
     def apply_sent(
-        self, engine: Engine, payload: Mapping[str, Any], since: int, oldest: int | None
-    ) -> None:
-        """Replace the set by that of a `PatternRules` payload."""
-        rules = _read_rules(to_json(payload["rules"]), self._functions)
-        self._replace(engine, rules, payload.get("relevant"), since, oldest)
-
-    def _replace(
         self, engine: Engine, rules: RuleSet, relevant: str | None, since: int, oldest: int | None
     ) -> None:
         """Replace the set from a window on; `oldest` is the earliest window whose rows wait."""
@@ -98,9 +99,9 @@ class BucketRules:
         """Return the keys of the rules."""
         return self.current.selectors(self._key)
 
-    def check_keys(self, buckets: int) -> None:
+    def check_keys(self, rules: RuleSet, buckets: int) -> None:
         """Reject rules whose rows are distributed over several buckets."""
-        for selector in self.selectors():
+        for selector in rules.selectors(self._key):
             if not selector or selector != self._key:
                 what = f"the key {', '.join(selector)}" if selector else "one key for all rows"
                 raise OperatorError(

@@ -48,7 +48,7 @@ class Engine:
         clock: returns nanoseconds, for metrics only; it need not advance.
         reports_timeouts: returns whether the timed-out partial matches of a rule are reported; None
             to report all.
-        sets_aside: a rule that fails on an event goes on; only its runs of that key end.
+        sets_aside: a rule that fails on an event goes on; only its partial matches of that key end.
 
     Attributes:
         active: rules in force, by id and version.
@@ -293,21 +293,13 @@ class Engine:
         time: int,
         results: list[RuleResult],
     ) -> None:
-        alive, began = len(matcher.runs), self._clock()
+        began = self._clock()
         try:
-            matches, timeouts = matcher.advance(time)
+            active.advance(key_bytes, matcher, time, BY_TIME, results, sets_aside=self._sets_aside)
         except RunError as error:
-            error.key, error.time = decode_key(key_bytes), time
-            if not self._sets_aside:
-                results.append(self.disable_rule(active.rule, error))
-                return
-            active.metrics.alive -= alive
-            results.append(RuleResult(*active.name, error.key, error, BY_TIME))
-            self.keys.end_runs(key_bytes, active.name)
+            results.append(self.disable_rule(active.rule, error))
             return
-        active.metrics.alive += len(matcher.runs) - alive
         active.metrics.nanoseconds += self._clock() - began
-        active.append_results(key_bytes, matches, timeouts, BY_TIME, results)
         if matcher.is_empty:
             self.keys.runs_of(key_bytes).matchers.pop(active.name, None)
 

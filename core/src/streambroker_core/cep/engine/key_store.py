@@ -182,16 +182,6 @@ class KeyStore:
                 break
         return found.matchers.get(name)
 
-    def end_runs(self, key_bytes: bytes, name: RuleVersionKey) -> Matcher | None:
-        """End the runs of a rule in a key; return a new matcher if it numbers its matches."""
-        matchers = self.runs_of(key_bytes).matchers
-        ended, matcher = matchers.pop(name), self._make_matcher(name)
-        if matcher is None or not ended.released:
-            return None
-        matcher.released, matcher.changed = ended.released, True
-        matchers[name] = matcher
-        return matcher
-
     def separate(self, found: KeyRuns, shared: SharedRuns) -> None:
         """Give each rule its own matcher in place of shared runs."""
         found.matchers.update(self._separate_matchers(shared))

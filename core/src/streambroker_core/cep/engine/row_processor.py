@@ -26,7 +26,8 @@ from streambroker_core.cep.pattern.match_buffer import Event
 class RowProcessor:
     """Processes the rows of one bucket; `clock` returns nanoseconds, for metrics only.
 
-    With `sets_aside`, an event on which a rule fails is a result, and ends the runs of its key.
+    With `sets_aside`, an event on which a rule fails is a result, and ends the partial matches of
+    its key.
     """
 
     def __init__(self, keys: KeyStore, clock: Callable[[], int], *, sets_aside: bool) -> None:
@@ -213,16 +214,17 @@ class RowProcessor:
         """Process an event of a key; return its matcher, or None if it is empty."""
         if matcher is None:
             matcher = self._keys.runs_of(key_bytes).matchers[active.name] = active.matcher()
+        if self._sets_aside and event.time >= matcher.due:  # results of time do not fail with it
+            active.advance(key_bytes, matcher, event.time, event.seq, results, sets_aside=True)
         alive, dropped, metrics = len(matcher.runs), matcher.dropped, active.metrics
         try:
             matches, timeouts = matcher.process(event, bits)
         except RunError as error:
-            error.key, error.row, error.time = decode_key(key_bytes), event.row, event.time
+            error.row, error.time = event.row, event.time
             if not self._sets_aside:
                 raise
-            metrics.alive -= alive
-            results.append(RuleResult(*active.name, error.key, error, event.seq))
-            return self._keys.end_runs(key_bytes, active.name)
+            active.set_aside(key_bytes, matcher, error, event.seq, results)
+            matches, timeouts = [], []
         metrics.alive += len(matcher.runs) - alive
         metrics.dropped += matcher.dropped - dropped
         if matches or timeouts:

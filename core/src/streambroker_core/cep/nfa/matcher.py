@@ -236,9 +236,21 @@ class Matcher:
             for run in expired
             if states[run.state].kind != "pending" and not self._is_duplicate(run)
         ]
+        try:
+            if self.automaton.is_ordered:
+                return self._release_preferred(now), timeouts
+            return self._release(pending, now), timeouts
+        except RunError as error:
+            error.timeouts = timeouts
+            raise
+
+    def end(self, now: int) -> list[PatternMatch]:
+        """End the partial matches; return the complete ones, which need not wait any more."""
+        self.runs, self.due, self.changed = self.waiting, NEVER, True
         if self.automaton.is_ordered:
-            return self._release_preferred(now), timeouts
-        return self._release(pending, now), timeouts
+            return self._release_preferred(now, strict=False)
+        self.runs = []
+        return self._release([], now, strict=False)
 
     def _is_duplicate(self, run: Run) -> bool:
         """Return whether the run only duplicates another run that continues with the same past."""
@@ -318,7 +330,13 @@ class Matcher:
         self.dropped += len(runs) - most
         return sorted(runs, key=lambda run: run.start)[-most:]
 
-    def _release(self, completed: list[Run], now: int) -> list[PatternMatch]:
+    def _release(
+        self, completed: list[Run], now: int, *, strict: bool = True
+    ) -> list[PatternMatch]:
+        """Release the complete matches that wait for no run; each discards others.
+
+        If not `strict`, a skip without a target discards nothing.
+        """
         skip = self.automaton.pattern.skip
         if skip.strategy == "no_skip":
             return [self._to_match(run, now) for run in completed] if completed else []
@@ -328,44 +346,50 @@ class Matcher:
             earliest = self.held[0]
             if any(run.start < earliest.start for run in self.runs):
                 break
+            pruned = self._prune_filter(skip, earliest, matches, strict=strict)
             del self.held[0]
             matches.append(self._to_match(earliest, now))
-            pruned = self._prune_filter(skip, earliest)
             self.runs = [run for run in self.runs if not pruned(run)]
             self.held = [run for run in self.held if not pruned(run)]
         return matches
 
-    def _release_preferred(self, now: int) -> list[PatternMatch]:
+    def _release_preferred(self, now: int, *, strict: bool = True) -> list[PatternMatch]:
         """Release the complete matches in front of all runs; each discards less preferred runs."""
         matches: list[PatternMatch] = []
         while self.runs and self.runs[0].state == FINAL:
             best, self.changed = self.runs[0], True
+            pruned = self._prune_filter(self.automaton.pattern.skip, best, matches, strict=strict)
             matches.append(self._to_match(best, now))
-            pruned = self._prune_filter(self.automaton.pattern.skip, best)
             self.runs = [run for run in self.runs if run.start != best.start and not pruned(run)]
         return matches
 
-    def _prune_filter(self, skip: Skip, match: Run) -> Callable[[Run], bool]:
-        """Return a predicate for the runs that a released match discards."""
+    def _prune_filter(
+        self, skip: Skip, match: Run, before: list[PatternMatch], *, strict: bool
+    ) -> Callable[[Run], bool]:
+        """Return a predicate for the runs that a match discards; `before` were released before."""
         if skip.strategy == "skip_to_next":
             return lambda run: run.start == match.start
         if skip.strategy == "skip_past_last":
             last = match.node.event.seq
             return lambda run: run.start <= last
-        target = self._skip_target(skip, match)
+        try:
+            target = self._skip_target(skip, match, strict=strict and skip.throw_on_miss)
+        except RunError as error:
+            error.matches = before
+            raise
         return lambda run: target is not None and run.start < target
 
-    def _skip_target(self, skip: Skip, match: Run) -> int | None:
+    def _skip_target(self, skip: Skip, match: Run, *, strict: bool) -> int | None:
         names = self.automaton.stages
         taken = [
             node.event.seq for node in list_chain(match.node) if names[node.stage] == skip.stage
         ]
         if not taken:
-            if skip.throw_on_miss:
+            if strict:
                 raise RunError(skip.strategy, f"stage `{skip.stage}` took no event of the match")
             return None
         target = taken[0 if skip.strategy == "skip_to_first" else -1]
-        if target == match.start and skip.throw_on_miss:
+        if target == match.start and strict:
             raise RunError(
                 skip.strategy,
                 f"stage `{skip.stage}` took the match's own first event, so the skip would not end",

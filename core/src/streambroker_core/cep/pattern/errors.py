@@ -6,7 +6,7 @@ exception of a function, occur at run time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streambroker_core.errors import ExpressionError, StreambrokerError
@@ -66,12 +66,15 @@ class RunError(StreambrokerError):
         key: the key in which it failed; None if it is unknown.
         row: the event, or the events of a match by stage; None if time caused it.
         time: time of the event or match, in microseconds.
+        matches, timeouts: results of a matcher that were complete before it failed.
     """
 
     code = "RuleFailed"
     key: tuple[Any, ...] | None = None
     row: Mapping[str, Any] | None = None
     time: int | None = None
+    matches: Sequence[Any] = ()
+    timeouts: Sequence[Any] = ()
 
     def __init__(self, where: str, problem: str) -> None:
         self.where, self.problem = where, problem

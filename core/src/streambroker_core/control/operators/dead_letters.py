@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -31,6 +33,7 @@ DEAD_LETTER_SCHEMA: Final = pa.schema(
     ]
 )
 """Columns of dead letters, as the fields of `DeadLetter`."""
+_INFINITE: Final = {inf: "Infinity", -inf: "-Infinity"}
 Kind: TypeAlias = Literal["rule_error", "side_row", "main_row", "control"]
 
 
@@ -110,13 +113,39 @@ class DeadLetters:
 
 
 def to_json(row: Any) -> str:
-    """Return a row as JSON text; values that JSON lacks become text."""
-    return json.dumps(row, default=str, ensure_ascii=False)
+    """Return a row as JSON text, as `from_json` of Spark reads it; see `_json_value`."""
+    return to_utf8(json.dumps(_json_value(row), ensure_ascii=False))
+
+
+def to_utf8(text: str) -> str:
+    """Return a text without halves of surrogate pairs, which no column can hold."""
+    return text.encode(errors="replace").decode()
+
+
+def _json_value(value: Any) -> Any:
+    """Return bytes as base64, a map as an object, and other values that JSON lacks as text."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if isfinite(value) else _INFINITE.get(value, "NaN")
+        case bytes():
+            return b64encode(value).decode()
+        case Mapping():
+            return {str(name): _json_value(one) for name, one in value.items()}
+        case [tuple(), *_] if isinstance(value, list):  # entries of an Arrow map
+            return {str(name): _json_value(one) for name, one in value}
+        case list() | tuple():
+            return [_json_value(one) for one in value]
+    return str(value)
 
 
 def _cut(text: str | None, limit: int = MAX_TEXT) -> tuple[str | None, bool]:
     """Return a text of a limited size with a mark if it was cut, and whether it was."""
-    data = (text or "").encode(errors="replace")
-    if text is None or len(data) <= limit:
+    if text is None:
+        return None, False
+    text = to_utf8(text)
+    data = text.encode()
+    if len(data) <= limit:
         return text, False
     return f"{data[:limit].decode(errors='ignore')}… (cut from {len(data):,} bytes)", True

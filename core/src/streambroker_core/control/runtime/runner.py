@@ -338,6 +338,7 @@ class _Deliverer:
         self.delivered: Counter[Delivery] = Counter()
         self.refusals: Counter[Delivery] = Counter()
         self.refused: list[str] = []
+        self._refused_ids: set[str] = set()
 
     def deliver(self, port: str, control: ControlTuple) -> None:
         """Deliver a tuple if it is addressed to this bucket; forward it if it is not consumed.
@@ -377,7 +378,8 @@ class _Deliverer:
         if not self._passes_invalid:
             raise error
         letters, key = self._emissions.dead_letters, control.target.key
-        if letters is not None and reports:
+        if letters is not None and reports and control.id not in self._refused_ids:
+            self._refused_ids.add(control.id)  # it may also arrive on another port
             row = to_json(envelope.encode(control))
             letters.add(
                 "control", port, error.code, error.why, row=row, key=key, event_time=control.at

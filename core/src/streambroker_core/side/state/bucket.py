@@ -15,6 +15,7 @@ from streambroker_core.side.state.event_queue import EventQueue
 from streambroker_core.side.state.input_state import SideState, TableReader
 from streambroker_core.side.state.layout import StateLayout
 from streambroker_core.side.state.waiting_rows import GROUP, WaitingRows
+from streambroker_core.side.windows import is_start
 
 _META = "side"
 
@@ -73,16 +74,37 @@ class BucketState:
         self._seq += rows
         return pa.arange(self._seq - rows, self._seq)
 
+    def check_control(self, message: ControlMessage) -> None:
+        """Check that a control message fits its side input.
+
+        Raises:
+            SideError: it is for a stream, and the side input a table, or the reverse; there is no
+                such window; or ``whole`` is set although rows are visible on arrival, so there is
+                no load to replace.
+        """
+        side, start = self.sides[self.numbers[message["input"]]].side, message.get("window")
+        problem = None
+        if message["type"] == SideVersion.__name__:
+            if not side.static:
+                problem = "is a stream; send SideComplete instead"
+        elif side.static:
+            problem = "is a table; send SideVersion instead"
+        elif message.get("whole") and side.readiness != "complete":
+            problem = (
+                "is seen row by row, so it cannot be replaced as a whole; define it with"
+                " ready='complete'"
+            )
+        elif start is not None and not is_start(side.windows, start):
+            problem = f"has no window that begins at {start}: {side.windows}"
+        if problem is not None:
+            raise SideError(side.name, f"Side input `{side.name}` {problem}.")
+
     def apply_control(self, message: ControlMessage, now: int) -> tuple[int, int | None]:
         """Apply a control message; return its side input and window, None for every window."""
+        self.check_control(message)
         number = self.numbers[message["input"]]
         state = self.sides[number]
         if message["type"] == SideVersion.__name__:
-            if not state.side.static:
-                raise SideError(
-                    state.side.name,
-                    f"Side input `{state.side.name}` is a stream; send SideComplete instead.",
-                )
             state.set_version(str(message["version"]), now)
             return number, None
         window = message.get("window")

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from streambroker_core.control.operators.operator import Blobs, Changes
 from streambroker_core.side.definition import SideInput
-from streambroker_core.side.errors import SideError, SideTooLargeError
+from streambroker_core.side.errors import SideTooLargeError
 from streambroker_core.side.state.layout import StateLayout
 from streambroker_core.side.state.pages import PagedMap
 from streambroker_core.side.state.read_rows import RejectedRows, read_rows, reject_rows
@@ -23,7 +23,6 @@ from streambroker_core.side.windows import (
     assign_windows,
     group_by_start,
     has_passed,
-    is_start,
     last_instant,
 )
 
@@ -147,7 +146,8 @@ class SideState:
         """
         if has_passed(self.side.windows, start, passed, self._lateness):
             self.tally.late += len(rows)
-            self.rejected_rows.append(rows)
+            last = pc.less(rows.times, start + self.side.windows.slide)  # no later one has them
+            self.rejected_rows.append(rows.filter(last))
             return False
         self.tally.rows += len(rows)
         self._arrived.add(start)
@@ -177,25 +177,7 @@ class SideState:
             whole: drop the previous content.
             version: name of the content from now on; None keeps the name.
             now: the pinned clock.
-
-        Raises:
-            SideError: the side input is a table; there is no such window; or ``whole`` is set
-                although rows are visible on arrival, so there is no load to replace.
         """
-        name = self.side.name
-        if self.side.static:
-            raise SideError(name, f"Side input `{name}` is a table; send SideVersion instead.")
-        if whole and self.side.readiness != "complete":
-            raise SideError(
-                name,
-                f"Side input `{name}` is seen row by row, so it cannot be replaced as a whole;"
-                " define it with ready='complete'.",
-            )
-        if start is not None and not is_start(self.side.windows, start):
-            raise SideError(
-                name,
-                f"Side input `{name}` has no window that begins at {start}: {self.side.windows}.",
-            )
         if whole:
             for window in [*self._windows] if start is None else [start]:
                 self._stores.visible(window).clear()

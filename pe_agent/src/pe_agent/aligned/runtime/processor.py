@@ -73,6 +73,8 @@ _LOGGED_ATTRIBUTES: set[str] = set()
 
 FRAME_BYTES = 64 << 20
 """Payload of emitted rows from which a frame is passed to Spark."""
+REPORT_ROWS = 512
+"""Rows of one batch of a report, so that dead letters take less than 72 MiB in it."""
 COUNT_COLUMNS = ("received", "duplicates", "delivered", "emitted", "waiting", "refused")
 """Fields of ``ControlCounts`` that are reported."""
 
@@ -465,11 +467,13 @@ class _OutputBuffer:
     def _add_report(
         self, bucket: int, output: str, rows: Sequence[tuple[object, ...]], schema: pa.Schema
     ) -> None:
-        if rows:
-            columns = zip(zip(*rows, strict=True), schema.types, strict=True)
+        seq = sequence(part=bucket)
+        for first in range(0, len(rows), REPORT_ROWS):  # texts of a column are limited to 2 GiB
+            part = rows[first : first + REPORT_ROWS]
+            columns = zip(zip(*part, strict=True), schema.types, strict=True)
             arrays = [pa.array(values, kind) for values, kind in columns]
             batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-            self._add_rows(bucket, output, sequence(part=bucket), [batch])
+            self._add_rows(bucket, output, seq + first, [batch])
 
     def _add_rows(self, bucket: int, output: str, seq: int, batches: list[pa.RecordBatch]) -> None:
         count = sum(batch.num_rows for batch in batches)
