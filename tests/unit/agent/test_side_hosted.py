@@ -24,7 +24,13 @@ from pe_agent.streams.side_input import side_map, side_singleton
 from pe_agent.streams.side_inputs import SideInputs
 from pe_agent.streams.stream import Stream
 from streambroker_core.control.operators.operator import Window
-from streambroker_core.control.tuples import ControlTuple, Delivery, SideTick, make_logged_tuple
+from streambroker_core.control.tuples import (
+    ControlTuple,
+    Delivery,
+    SideTick,
+    UndeliverableError,
+    make_logged_tuple,
+)
 from streambroker_core.control.tuples.payloads import encode
 from streambroker_core.side import (
     Enrich,
@@ -67,6 +73,13 @@ def test_a_tick_ends_here_and_other_control_goes_on() -> None:
     operator, _ = made({})
     assert operator.process_control("main", control(SideTick(1)))
     assert not operator.process_control("main", control(SideRefresh(input="planes")))
+
+
+def test_a_request_of_another_form_is_refused() -> None:
+    operator, _ = made({})
+    wrong = make_logged_tuple("log", 1, type_="SideRefresh", text="[]", delivery=Delivery.BEGIN)
+    with pytest.raises(UndeliverableError, match="is no SideRefresh"):
+        operator.process_control("main", wrong)
 
 
 def test_a_request_reaches_anyone_who_reads_the_table_once(tmp_path: Path) -> None:

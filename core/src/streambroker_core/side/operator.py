@@ -342,7 +342,9 @@ def _read_message(control: ControlTuple, state: BucketState) -> ControlMessage:
         if message["input"] in state.numbers:
             state.check_control(message)
     except (ControlError, SideError) as error:
-        raise UndeliverableError(str(error)) from error
+        refused = UndeliverableError(str(error))
+        refused.code = error.code
+        raise refused from error
     return message
 
 

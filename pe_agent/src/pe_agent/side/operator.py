@@ -91,7 +91,7 @@ class SparkSideOperator(SideOperator):
 
     def _request_refresh(self, control: ControlTuple) -> bool:
         if not isinstance(control.payload, Mapping):
-            raise UndeliverableError(f"control tuple {control.id} is no SideRefresh: {control.text}.")
+            raise UndeliverableError(f"control tuple {control.id} is no SideRefresh.")
         name = str(control.payload.get("input"))
         if name not in self._cached_tables.folders:
             return False
