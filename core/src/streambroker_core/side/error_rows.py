@@ -77,7 +77,7 @@ class ErrorRows:
                 elif self._dead_letters() is not None:
                     late = reject_rows(state.side, one, "a row whose window is over", "")
                     why = LATE_SIDE_ROW, late.error.problem
-                    self._add_letters("side_row", name, *why, late.rows, late.times)
+                    self.emit("side_row", name, *why, late.rows, late.times, as_errors=False)
         state.rejected_rows.clear()
 
     def emit(
@@ -88,10 +88,17 @@ class ErrorRows:
         message: str,
         rows: list[str],
         times: list[int | None],
+        *,
+        as_errors: bool = True,
     ) -> None:
-        """Emit rows, as JSON text, that were rejected for one reason."""
-        self._add_letters(kind, name, code, message, rows, times)
-        self._emit_errors(name, code, message, rows, times)
+        """Emit rows, as JSON text, that were rejected for one reason; late ones only as letters."""
+        letters = self._dead_letters()
+        if letters is not None:
+            port = MAIN if kind == "main_row" else name
+            for row, time in zip(rows, times, strict=True):
+                letters.add(kind, port, code, message, row=row, event_time=time)
+        if as_errors:
+            self._emit_errors(name, code, message, rows, times)
 
     def _emit_errors(
         self, name: str, code: str, message: str, rows: list[str], times: list[int | None]
@@ -101,18 +108,3 @@ class ErrorRows:
         columns = [*texts, times, rows]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, ERROR_SCHEMA, strict=True)]
         self._emit(pa.RecordBatch.from_arrays(arrays, schema=ERROR_SCHEMA), ERRORS)
-
-    def _add_letters(
-        self,
-        kind: Kind,
-        name: str,
-        code: str,
-        message: str,
-        rows: list[str],
-        times: list[int | None],
-    ) -> None:
-        letters = self._dead_letters()
-        if letters is not None:
-            port = MAIN if kind == "main_row" else name
-            for row, time in zip(rows, times, strict=True):
-                letters.add(kind, port, code, message, row=row, event_time=time)
