@@ -2,11 +2,11 @@
 
 ``python tests/soak.py --minutes 30``: four pairs of queries without a JVM over one pair of agents
 (under ``wait``, with a filter that changes, with a slow importer and a policy that changes, with
-rows and columns that are withheld), and two Spark jobs. Lineage, traces, metrics by OTLP and quotas
-are on. At random moments a process is killed (a driver, a Python worker, an agent, the broker), or
-a snapshot is taken and checked. At the end each batch is compared with the rows that were fed, the
-counts have to be exact, and neither the memory and descriptors of agents and broker nor the disk of
-agents may grow in the second half.
+rows and columns that are withheld), and two Spark jobs, one with an operator whose dead letters the
+other reads. Lineage, traces, metrics by OTLP and quotas are on. At random moments a process is
+killed (a driver, a Python worker, an agent, the broker), or a snapshot is taken and checked. At the
+end each batch is compared with the rows that were fed, the counts have to be exact, and neither the
+memory and descriptors of agents and broker nor the disk of agents may grow in the second half.
 A Prometheus with the alerts of the chart reads all agents: none may fire, whatever is killed.
 """
 
@@ -41,7 +41,7 @@ from support.cuts.cast import Cast, kill
 from support.cuts.lanes import FILTERS, Lane, Nature
 from support.processes import jobs
 from support.processes.waiting import until
-from support.processes.world import World, check_rows
+from support.processes.world import World, check_letters, check_rows, letters
 from support.spark.checkpoints import batches, received
 
 NATURES = [
@@ -302,7 +302,7 @@ class SparkPair(threading.Thread):
         super().__init__(daemon=True, name="spark")
         folder.mkdir()
         self._drawn, self._over = drawn, threading.Event()
-        self._world = World(folder, attempts=4)
+        self._world = World(folder, attempts=4, refusing=True)
         self._failure: BaseException | None = None
         self.deeds: Counter[str] = Counter()
 
@@ -360,9 +360,12 @@ class SparkPair(threading.Thread):
         world = self._world
         world.await_files(world.trades, seconds)
         check_rows(world)
+        world.await_letters(seconds)
+        check_letters(world)
         return {
             "published": world.trades.files * world.trades.rows_per_file,
             "delivered": received(world.out).total(),
+            "dead letters": letters(world).total(),
             "batches": sum(1 for _ in batches(world.checkpoint)),
             "deeds": dict(self.deeds),
         }

@@ -2,9 +2,10 @@
 
 The plan is a JSON file: ``{"job", "home", "broker", "tls": {…}, "attempts", "conf": {…}, "late",
 "exports": [{"port", "feed", "checkpoint", …publish settings}], "imports": [{"port", "out",
-"checkpoint", …subscribe settings}]}``; ``start``, ``attempts``, ``conf`` and ``late`` may be left
-out. ``late`` is a folder: all tasks write there that they were tried, and the first of them waits
-until it is tried once more.
+"checkpoint", …subscribe settings}], "operators": [{"feed", "ports", "checkpoint", …settings of
+publish_outputs}]}``; ``start``, ``attempts``, ``conf``, ``late`` and each list may be left out.
+``late`` is a folder: all tasks write there that they were tried, and the first of them waits until
+it is tried once more. An operator looks for `marked` rows of a feed, and has dead letters.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from pyspark.sql import DataFrame
 
 import streambroker as sb
 from pe_agent.spark.local_session import SMALL, session
+from streambroker.operators import OperatorOptions
 from support.processes.waiting import until
 from support.spark.feeds import DDL
+from support.spark.operators import marked
 
 TASKS, RIVAL_SECONDS = 4, 120.0
 
@@ -73,6 +76,12 @@ def main(path: str) -> None:
         files = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1)
         frame = files.option("latestFirst", "false").parquet(folder)
         pe.publish(late(frame, plan["late"]) if "late" in plan else frame, **export)
+    for operator in plan.get("operators", []):
+        files = spark.readStream.schema(DDL).parquet(operator.pop("feed"))
+        options = OperatorOptions(buckets=2, dead_letters=True)
+        pattern = sb.Pattern.begin("row").where(marked)
+        found = pe.stream(files).match(pattern, key="name", timer=False, options=options)
+        found.publish_outputs(**operator)
     for import_ in plan.get("imports", []):
         out, checkpoint = import_.pop("out"), import_.pop("checkpoint")
         writer = pe.subscribe(**import_).writeStream.format("parquet").option("path", out)

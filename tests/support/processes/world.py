@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.broker_client import BrokerClient
 from pe_agent.transport.flight_errors import AgentUnreachableError
+from streambroker_core.control.operators.dead_letters import DEAD_LETTERS
 from support.processes.certificates import Authority
 from support.processes.jobs import Broker, Job, end_agent
 from support.processes.ports import free_port
@@ -20,8 +23,14 @@ from support.processes.waiting import until
 from support.spark.checkpoints import batches, committed, expected, files_by_batch, offset, received
 from support.spark.connect import ConnectServer
 from support.spark.feeds import Feed, Row
+from support.spark.operators import REFUSED
 
 SECONDS = 240.0
+LETTERS = "letters"
+LETTER_DDL = (
+    "source string, kind string, code string, message string, rule string, version bigint,"
+    " key string, row string, cut boolean, event_time timestamp, window bigint, at timestamp"
+)
 
 PASSES: Mapping[str, Callable[[Row], bool]] = {
     "price > 10.0": lambda r: r[1] > 10.0,
@@ -34,6 +43,7 @@ class World:
 
     Args:
         connect: each job has a Spark Connect server for its session.
+        refusing: the exporter has an operator, too, and the importer reads its dead letters.
     """
 
     def __init__(
@@ -43,6 +53,7 @@ class World:
         attempts: int = 1,
         exporting: Mapping[str, Any] | None = None,
         connect: bool = False,
+        refusing: bool = False,
     ) -> None:
         self.folder = folder
         self.reviving = False
@@ -70,6 +81,22 @@ class World:
             "schema": "line bigint, price double, name string",
             "checkpoint": str(self.checkpoint),
         }
+        operator = {
+            "feed": str(self.trades.folder),
+            "ports": {"matches": "marked", DEAD_LETTERS: LETTERS},
+            "properties": {"matches": {"kind": "match"}},
+            "checkpoint": str(folder / "ck-operator"),
+        }
+        import_letters = {
+            "port": LETTERS,
+            "subscription": 'kind == "dead-letter"',
+            "start": "earliest",
+            "out": str(folder / "letters"),
+            "schema": LETTER_DDL,
+            "checkpoint": str(folder / "ck-letters"),
+        }
+        operators = [operator] if refusing else []
+        imports = [import_, import_letters] if refusing else [import_]
         self.exporter, self.importer = (
             Job(
                 folder,
@@ -78,8 +105,8 @@ class World:
                 ConnectServer(folder / f"server-{job}", cores=1) if connect else None,
             )
             for job, own in (
-                ("feed", {"exports": exports, **(exporting or {})}),
-                ("alerts", {"imports": [import_]}),
+                ("feed", {"exports": exports, "operators": operators, **(exporting or {})}),
+                ("alerts", {"imports": imports}),
             )
         )
 
@@ -136,6 +163,25 @@ class World:
         what = f"{feed.files} files of {port} read by the importer"
         until(through, seconds, what, progress=batches)
 
+    def await_letters(self, seconds: float = SECONDS) -> None:
+        """Wait until the importer has committed the dead letters of all released files."""
+        checkpoint = self.folder / "ck-letters"
+
+        def through() -> bool:
+            self.revive()
+            last = committed(checkpoint)
+            if last < 0 or letters(self).keys() != _refused(self).keys():
+                return False
+            try:
+                heads = {s: n for s, (p, n) in self.heads().items() if p == LETTERS}
+            except AgentUnreachableError:
+                return False
+            streams = offset(checkpoint, last).streams
+            return all(s in streams and streams[s].next == n for s, n in heads.items())
+
+        what = f"the dead letters of {self.trades.files} files read by the importer"
+        until(through, seconds, what, progress=lambda: committed(checkpoint))
+
     def revive(self) -> None:
         """Start a driver again that has ended because its agent was killed under a task."""
         for name in ("exporter", "importer"):
@@ -167,6 +213,8 @@ def check_rows(world: World) -> None:
     heads = world.heads()
     epochs = {}
     for stream, (port, next_) in heads.items():
+        if port not in ("trades", "quotes"):
+            continue
         feed = world.trades if port == "trades" else world.quotes
         files = files_by_batch(world.folder / f"ck-{port}")
         assert len(files) == next_
@@ -180,4 +228,20 @@ def check_rows(world: World) -> None:
         for stream, (first, next_) in batch.ranges.items():
             assert first == reached.get(stream, first)
             reached[stream] = next_
-    assert reached == {s: n for s, (_, n) in heads.items()}
+    assert reached == {s: n for s, (_, n) in heads.items() if s in epochs}
+
+
+def letters(world: World) -> Counter[int]:
+    """Return how often the row of each line came to the importer as a dead letter."""
+    rows = received(world.folder / "letters", ["row"]).elements()
+    return Counter(json.loads(row)["line"] for (row,) in rows)
+
+
+def check_letters(world: World) -> None:
+    """Each row that the operator refuses came once, and no other row."""
+    assert letters(world) == _refused(world)
+
+
+def _refused(world: World) -> Counter[int]:
+    lines = (line for file in range(world.trades.files) for line in world.trades.lines(file))
+    return Counter(line for line in lines if line % REFUSED == 0)

@@ -105,11 +105,13 @@ def written(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
-def received(folder: Path) -> Counter[Row]:
+def received(
+    folder: Path, columns: Sequence[str] = ("line", "price", "name")
+) -> Counter[tuple[Any, ...]]:
     """Return the rows a file sink has committed, read without Spark from its own log."""
-    rows: Counter[Row] = Counter()
+    rows: Counter[tuple[Any, ...]] = Counter()
     for path in _sink_files(folder):
-        table = pq.read_table(path, columns=["line", "price", "name"])
+        table = pq.read_table(path, columns=list(columns))
         rows.update(zip(*(c.to_pylist() for c in table.columns), strict=True))
     return rows
 

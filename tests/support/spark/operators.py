@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,3 +34,15 @@ class Multiply(TypedOperator):
         del port, control
         self.factor = payload.factor
         return False
+
+
+REFUSED = 50
+"""One row of so many is refused, and the one after it is a match."""
+
+
+def marked(row: Mapping[str, Any], run: object) -> bool:
+    """A condition of a pattern that fails on some rows."""
+    del run
+    if row["line"] % REFUSED == 0:
+        raise ValueError(f"{row['line']} is refused")
+    return bool(row["line"] % REFUSED == 1)

@@ -213,9 +213,11 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         return blocks if tracing is None else tracing.read(ticket, blocks)
 
     def _find_objects(self, request: PeerObjects) -> ObjectRanges:
-        """Return where a task reads its blocks itself."""
+        """Return where a task reads its blocks itself; nowhere if this agent has to keep rates."""
         read = _parse_ticket(request.ticket)
         export = self._agent.resolve_ticket(request.ticket, read)
+        if self._agent.throttle.is_on:
+            return ObjectRanges()
         later = replace(read, pieces=_skip_blocks(read.pieces, request.skip))
         found = self._reader.find_objects(export, later)
         if found is None:

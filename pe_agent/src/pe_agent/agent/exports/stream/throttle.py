@@ -22,6 +22,11 @@ class SendThrottle:
         self._throttle = Throttle()
         self._seconds: dict[str, float] = {}
 
+    @property
+    def is_on(self) -> bool:
+        """Whether there is any rate."""
+        return self._throttle.is_on
+
     def set_rates(self, reader: float | None, job: float | None) -> None:
         """Set the bytes per second of one reader, and of one importing job; None is no limit."""
         with self._lock:
@@ -34,7 +39,7 @@ class SendThrottle:
     def delay(self, blocks: Iterable[SentBlock], reader: str, import_: str) -> Iterator[SentBlock]:
         """Yield the blocks for a reader of an import, each when the rates allow it."""
         for block in blocks:
-            seconds = self._take(reader, import_, block) if self._throttle.is_on else 0.0
+            seconds = self._take(reader, import_, block) if self.is_on else 0.0
             if seconds > 0:
                 self._wait(seconds)
             yield block
