@@ -27,7 +27,7 @@ PEER = "dropDuplicates"
 """Of operators; that of side inputs is Spark's broadcast join."""
 RATES = (1, 1_000)
 """Rows a second."""
-WARM, COUNTED = 6, 20
+WARM, COUNTED = 6, 10
 """Micro-batches of a query before those that count, and those."""
 
 
@@ -145,6 +145,12 @@ def _hop(rows: DataFrame) -> DataFrame:
     return groups.transformWithStateInPandas(Hop(), "k bigint, n bigint", "append", "None")
 
 
+def _hop_between(rows: DataFrame) -> DataFrame:
+    """Return the bare hop with what every operator has: Python that packs and unpacks rows."""
+    hop = _hop(rows.mapInArrow(_same, rows.schema))
+    return hop.mapInArrow(_same, hop.schema)
+
+
 def _entries(place: Path) -> Path:
     """Return the folder of a table of 1,000 entries."""
     if not (place / "entries").is_dir():
@@ -173,6 +179,7 @@ WAYS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "mapInArrow": lambda rows: rows.mapInArrow(_same, rows.schema),
     PEER: lambda rows: rows.dropDuplicates(["k", "v"]),
     "bare hop with state": _hop,
+    "bare hop between two mapInArrow": _hop_between,
     "operator": _operators,
     "operator, 8 buckets": partial(_operators, buckets=8),
     "2 operators": partial(_operators, count=2),

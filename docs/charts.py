@@ -120,6 +120,7 @@ CHARTS: dict[str, Chart] = {
         ours={
             "one operator": "1000/s: operator: p50",
             "four operators": "1000/s: 4 operators: p50",
+            "four operators in one hop": "1000/s: 4 operators in one hop: p50",
         },
         peers={
             "dropDuplicates": "1000/s: dropDuplicates: p50",
