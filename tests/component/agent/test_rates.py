@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pe_agent.transport.object_transfer import open_range
 from pe_agent.transport.rows import object_reader, object_writer
 from support.agents.agents import AgentProcess, Pair, Plumbing
 from support.agents.tasks import Tasks, Writing
@@ -49,7 +50,7 @@ def agents(
 
 def declare(agent: AgentProcess, kind: str, **spec: Any) -> None:
     given = {"application": {"name": agent.job}, "schema": SCHEMA, **spec}
-    named = {"port": "trades", "redeclare": False}
+    named: dict[str, Any] = {"port": "trades", "redeclare": False}
     schema = SCHEMA if kind == "export" else None
     agent.client.call("declare", kind=kind, spec=given, schema=schema, **named)
 
@@ -59,7 +60,6 @@ def test_a_rate_delays_a_whole_read_and_leaves_no_way_past_the_agent(
 ) -> None:
     """Before the agent has the rate, tasks read the bucket themselves."""
     opened: list[str] = []
-    open_range = object_reader.open_range
 
     def noted(url: str, *args: Any) -> Any:
         opened.append(url)

@@ -77,10 +77,10 @@ def main(path: str) -> None:
         frame = files.option("latestFirst", "false").parquet(folder)
         pe.publish(late(frame, plan["late"]) if "late" in plan else frame, **export)
     for operator in plan.get("operators", []):
-        files = spark.readStream.schema(DDL).parquet(operator.pop("feed"))
+        feed = spark.readStream.schema(DDL).parquet(operator.pop("feed"))
         options = OperatorOptions(buckets=2, dead_letters=True)
         pattern = sb.Pattern.begin("row").where(marked)
-        found = pe.stream(files).match(pattern, key="name", timer=False, options=options)
+        found = pe.stream(feed).match(pattern, key="name", timer=False, options=options)
         found.publish_outputs(**operator)
     for import_ in plan.get("imports", []):
         out, checkpoint = import_.pop("out"), import_.pop("checkpoint")
